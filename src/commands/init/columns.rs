@@ -42,11 +42,7 @@ impl Guess {
         if ["positive", "negative"].into_iter().all(has) && ["anchor", "query"].into_iter().any(has) {
             return Some(Self::Embeddings);
         }
-        let is_of_pair = |name: &String| {
-            let name = name.to_lowercase();
-            REJECTED.iter().chain(CHOSEN).any(|word| name.contains(word))
-        };
-        let is_pair = first.keys().any(is_of_pair);
+        let is_pair = first.keys().any(|name| mentions(name, REJECTED) || mentions(name, CHOSEN));
         let is_talk = |name: &&String| is_conversation(&rows[0][name.as_str()]);
         // An answer that was preferred is none without its question.
         if let Some(talk) = first.keys().find(is_talk).filter(|_| !is_pair) {
@@ -72,10 +68,7 @@ impl Guess {
             return Some(Self::Preferences(prompt.into_iter().chain(answers).collect()));
         }
         // An answer that is no text, or is one of several.
-        let is_other = |name: &String| {
-            let lower = name.to_lowercase();
-            ANSWERS.iter().any(|word| lower.contains(word)) && texts.iter().all(|column| column.name != name)
-        };
+        let is_other = |name: &String| mentions(name, ANSWERS) && texts.iter().all(|column| column.name != name);
         let is_among = texts.len() > 1 && CHOSEN_AMONG.iter().any(|name| has(name));
         if is_pair || is_among || first.keys().any(is_other) {
             return None;
@@ -99,6 +92,12 @@ impl Guess {
     }
 }
 
+/// Whether one of these words is in a name.
+fn mentions(name: &str, words: &[&str]) -> bool {
+    let name = name.to_lowercase();
+    words.iter().any(|word| name.contains(word))
+}
+
 /// A column of texts.
 #[derive(Debug, PartialEq, Eq)]
 struct Column<'r> {
@@ -117,8 +116,7 @@ impl<'r> Column<'r> {
     }
 
     fn is_named(&self, words: &[&str]) -> bool {
-        let name = self.name.to_lowercase();
-        words.iter().any(|word| name.contains(word))
+        mentions(self.name, words)
     }
 }
 

@@ -487,6 +487,25 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     let (about, steps, tokens) =
         (if report.is_at_most { "at most" } else { "about" }, counted(steps, "step"), with_commas(tokens));
     let time = report.seconds.map(|seconds| format!("{} for ", duration(seconds))).unwrap_or_default();
+    let evaluations = match (report.evaluations, report.evaluation_seconds) {
+        (Some(number @ 1..), Some(seconds)) => {
+            format!(", {} of it for {}", duration(seconds), counted(number, "evaluation"))
+        }
+        _ => String::new(),
+    };
+    lines.push(format!(
+        "estimated: {about} {time}{steps} of {} tokens, {tokens} in all{evaluations}{}",
+        with_commas(whole(report.mean_step_tokens)),
+        not_counted(report)
+    ));
+    if let Some(why) = without_rows {
+        lines.push(format!("note: every row is taken to be of full length, since the rows cannot be looked at: {why}"));
+    }
+    lines
+}
+
+/// What a run's time leaves out.
+fn not_counted(report: &Report) -> String {
     let of_answers = match report.answer_tokens {
         Some(tokens) if !report.is_at_most => {
             Some(format!("writing the answers, each taken to be of {} tokens", with_commas(tokens)))
@@ -502,21 +521,7 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     let of_rounding = report.ship_as.map(|it| format!("making and rounding to the {} file", it.name()));
     let without: Vec<String> =
         of_evaluations.map(str::to_owned).into_iter().chain(of_answers).chain(of_rounding).collect();
-    let without = if without.is_empty() { String::new() } else { format!(", without {}", without.join(" and ")) };
-    let evaluations = match (report.evaluations, report.evaluation_seconds) {
-        (Some(number @ 1..), Some(seconds)) => {
-            format!(", {} of it for {}", duration(seconds), counted(number, "evaluation"))
-        }
-        _ => String::new(),
-    };
-    lines.push(format!(
-        "estimated: {about} {time}{steps} of {} tokens, {tokens} in all{evaluations}{without}",
-        with_commas(whole(report.mean_step_tokens))
-    ));
-    if let Some(why) = without_rows {
-        lines.push(format!("note: every row is taken to be of full length, since the rows cannot be looked at: {why}"));
-    }
-    lines
+    if without.is_empty() { String::new() } else { format!(", without {}", without.join(" and ")) }
 }
 
 fn duration(seconds: f64) -> String {

@@ -253,13 +253,7 @@ pub(super) fn from_json<'a>(
         let (of_all, modules): (Vec<String>, Vec<String>) = modules.cloned().partition(|module| is_of_all(module));
         let has_experts = !of_all.is_empty() || modules.iter().any(is_first);
         let targets = json.any("target_modules", None, TARGETS, accept_targets);
-        // Weights of modules, whose names are among those of the tensors, or parameters of all experts.
-        let parameters = has_experts.then(|| json.any("target_parameters", None, PATTERNS, accept_patterns)).flatten();
-        let parameters: Vec<String> = parameters
-            .into_iter()
-            .flatten()
-            .filter_map(|name| name.strip_suffix(".weight").map(str::to_owned))
-            .collect();
+        let parameters = if has_experts { weights_of_modules(json) } else { Vec::new() };
         let of_module = |name: &String| name.strip_suffix(WEIGHT).unwrap_or(name).to_owned();
         let r = json.count("r", 8, 1..);
         let excludes = json.value("exclude_modules").is_some_and(|value| !is_empty(value));
@@ -296,6 +290,12 @@ pub(super) fn from_json<'a>(
         refuse_unknown(json);
         Some(Read { config, base_model_name_or_path: base, is_tied, peft_version })
     })
+}
+
+/// Modules whose weights are named as parameters: the others are of all experts.
+fn weights_of_modules(json: &mut Section) -> Vec<String> {
+    let parameters = json.any("target_parameters", None, PATTERNS, accept_patterns);
+    parameters.into_iter().flatten().filter_map(|name| name.strip_suffix(".weight").map(str::to_owned)).collect()
 }
 
 /// The numbers of a version such as 0.19.0 or 0.19.1.dev0.

@@ -230,6 +230,19 @@ pub(super) fn read_tensors(path: &Path, is_beside: impl Fn(&str) -> bool) -> Res
             (None, _) => problems.push(format!("type: `{name}` is {:?}, expected F32, BF16 or F16", view.dtype())),
         }
     }
+    pair(matrices, &mut weights, &mut problems);
+    if weights.is_empty() && problems.is_empty() {
+        problems.push("there are none".to_owned());
+    }
+    if problems.is_empty() {
+        return Ok(weights);
+    }
+    problems.sort();
+    Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
+}
+
+/// Puts A and B of each module together, or says what is wrong with them.
+fn pair(matrices: BTreeMap<String, [Option<HostMatrix>; 3]>, weights: &mut AdapterWeights, problems: &mut Vec<String>) {
     for (module, pair) in matrices {
         match pair {
             [Some(lora_a), Some(lora_b), magnitude]
@@ -247,14 +260,6 @@ pub(super) fn read_tensors(path: &Path, is_beside: impl Fn(&str) -> bool) -> Res
             _ => problems.push(format!("missing: `{}`", tensor_name(&module, Matrices::NAMES.b))),
         }
     }
-    if weights.is_empty() && problems.is_empty() {
-        problems.push("there are none".to_owned());
-    }
-    if problems.is_empty() {
-        return Ok(weights);
-    }
-    problems.sort();
-    Err(ExportError::AdapterTensors { path: path.to_owned(), expected_by: "the format of LoRA adapters", problems })
 }
 
 /// Whether PEFT reads over it: what a module that is trained as a whole was before, and that module by a second name. With

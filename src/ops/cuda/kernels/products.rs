@@ -308,6 +308,34 @@ impl Products {
     }
 }
 
+impl Stored {
+    /// How the library finds as many of them, of such numbers.
+    fn layout(self, kind: sys::cudaDataType, batch: usize) -> Result<sys::cublasLtMatrixLayout_t, CublasError> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Layout;
+
+        let Self { dims: [rows, columns], stride, apart } = self;
+        let signed = |numbers: usize| i64::try_from(numbers).unwrap_or(i64::MAX);
+        let layout = lt::create_matrix_layout(kind, columns as u64, rows as u64, signed(stride))?;
+        if batch > 1 {
+            let beyond_int = |_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
+            let (batch, apart) = (i32::try_from(batch).map_err(beyond_int)?, signed(apart));
+            // SAFETY: the values have the sizes that are named with them, and outlive the calls.
+            unsafe {
+                let set = |attribute, value: *const c_void, size| {
+                    lt::set_matrix_layout_attribute(layout, attribute, value, size)
+                };
+                set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const batch).cast(), size_of_val(&batch))?;
+                set(
+                    Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                    (&raw const apart).cast(),
+                    size_of_val(&apart),
+                )?;
+            }
+        }
+        Ok(layout)
+    }
+}
+
 /// Has the factors of a product multiplied by the numbers at these places, if there are any.
 fn scale(description: sys::cublasLtMatmulDesc_t, places: &[u64]) -> Result<(), CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Description;
@@ -321,44 +349,12 @@ fn scale(description: sys::cublasLtMatmulDesc_t, places: &[u64]) -> Result<(), C
 
 impl Planned {
     fn new(handle: sys::cublasLtHandle_t, product: Product, scales: &[u64]) -> Result<Self, CublasError> {
-        let Product {
-            kinds: [of_factors, of_result],
-            is_transposed,
-            matrices,
-            batch,
-            alignment_bytes,
-            compute,
-            is_fast,
-        } = product;
-        let description = lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
+        let Product { kinds: [of_factors, of_result], is_transposed, matrices, batch, alignment_bytes, .. } = product;
+        let description = lt::create_matmul_desc(product.compute, sys::cudaDataType::CUDA_R_32F)?;
         scale(description, scales)?;
-        let layout = |(stored, kind): (Stored, sys::cudaDataType)| {
-            use sys::cublasLtMatrixLayoutAttribute_t as Layout;
-
-            let Stored { dims: [rows, columns], stride, apart } = stored;
-            let signed = |numbers: usize| i64::try_from(numbers).unwrap_or(i64::MAX);
-            let layout = lt::create_matrix_layout(kind, columns as u64, rows as u64, signed(stride))?;
-            if batch > 1 {
-                let beyond_int = |_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
-                let (batch, apart) = (i32::try_from(batch).map_err(beyond_int)?, signed(apart));
-                // SAFETY: the values have the sizes that are named with them, and outlive the calls.
-                unsafe {
-                    let set = |attribute, value: *const c_void, size| {
-                        lt::set_matrix_layout_attribute(layout, attribute, value, size)
-                    };
-                    set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const batch).cast(), size_of_val(&batch))?;
-                    set(
-                        Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                        (&raw const apart).cast(),
-                        size_of_val(&apart),
-                    )?;
-                }
-            }
-            Ok::<_, CublasError>(layout)
-        };
         let [first, second, sum, result] = matrices;
         let of = [(first, of_factors), (second, of_factors), (sum, of_result), (result, of_result)];
-        let [first, second, sum, result] = of.map(layout);
+        let [first, second, sum, result] = of.map(|(stored, kind)| stored.layout(kind, batch));
         let layouts = [first?, second?, sum?, result?];
         let [first, second, sum, result] = layouts;
         let preference = lt::create_matmul_pref()?;
@@ -377,7 +373,7 @@ impl Planned {
                     size_of_val(&operation),
                 )?;
             }
-            if is_fast {
+            if product.is_fast {
                 let fast = 1_i8;
                 let attribute = Description::CUBLASLT_MATMUL_DESC_FAST_ACCUM;
                 lt::set_matmul_desc_attribute(description, attribute, (&raw const fast).cast(), size_of_val(&fast))?;

@@ -27,7 +27,7 @@ use crate::ops::place::place_of;
 use crate::ops::product::device_product;
 use crate::ops::quantised::{BlockScales, Coding, FP8, Quantised, bytes_tensor, fp8_code, fp8_factors};
 use crate::ops::rotary::rotate;
-use crate::ops::routing::{gather, route, scatter_add};
+use crate::ops::routing::{Routing, gather, route, scatter_add};
 use crate::ops::short_conv::{gated_conv, gated_conv_backward, short_conv, short_conv_backward};
 use crate::ops::swiglu;
 use crate::spec::{Activation, Choice, Probabilities, RopePairs};
@@ -494,28 +494,37 @@ fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
             }
             None => {
                 let routing = route(&scores, per_token, probabilities, (Choice::PLAIN, &[]), scales);
-                let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
-                for (index, rows) in &routing.groups {
-                    let row = gather(place, &x, rows, false);
-                    let [h, other] = inner[*index].each_ref().map(|weight| linear(place, &row, weight, None, None).0);
-                    let h = h + other;
-                    let (output, _) = linear(place, &h, &outer[*index], None, None);
-                    let d_output = gather(place, &dy, rows, true);
-                    products.push((output.clone() * d_output.clone()).sum_dim(1).squeeze_dim(1));
-                    let (dh, _) = linear_backward(place, &d_output, &h, &outer[*index], None, InputGrad::Fresh);
-                    let dh = dh.ok_or("no gradient")?;
-                    let back =
-                        |sum, weight| linear_backward(place, &dh, &row, weight, None, InputGrad::of(true, sum)).0;
-                    let d_input = inner[*index].iter().fold(None, back);
-                    y = scatter_add(place, y, rows, &output, true);
-                    dx = scatter_add(place, dx, rows, &d_input.ok_or("no gradient")?, false);
-                }
-                (y, dx, routing.backward(products))
+                expert_by_expert(place, [&x, &dy], (&inner, &outer), &routing)?
             }
         };
         results.extend(read([("y", &y), ("dx", &dx), ("the gradient of scores", &d_scores)])?);
     }
     Ok(results)
+}
+
+/// The output, the input's gradient and that of scores, of two layers `inner` of one input and one `outer` of each expert.
+fn expert_by_expert(
+    place: Place,
+    [x, dy]: [&Tensor<2>; 2],
+    (inner, outer): (&[[Weight; 2]], &[Weight]),
+    routing: &Routing,
+) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>), String> {
+    let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
+    for (index, rows) in &routing.groups {
+        let row = gather(place, x, rows, false);
+        let [h, other] = inner[*index].each_ref().map(|weight| linear(place, &row, weight, None, None).0);
+        let h = h + other;
+        let (output, _) = linear(place, &h, &outer[*index], None, None);
+        let d_output = gather(place, dy, rows, true);
+        products.push((output.clone() * d_output.clone()).sum_dim(1).squeeze_dim(1));
+        let (dh, _) = linear_backward(place, &d_output, &h, &outer[*index], None, InputGrad::Fresh);
+        let dh = dh.ok_or("no gradient")?;
+        let back = |sum, weight| linear_backward(place, &dh, &row, weight, None, InputGrad::of(true, sum)).0;
+        let d_input = inner[*index].iter().fold(None, back);
+        y = scatter_add(place, y, rows, &output, true);
+        dx = scatter_add(place, dx, rows, &d_input.ok_or("no gradient")?, false);
+    }
+    Ok((y, dx, routing.backward(products)))
 }
 
 fn convolved(device: &Device, dtype: DType) -> Result<Results, String> {

@@ -102,13 +102,10 @@ impl FileType {
                 _ => (0, 0),
             };
             let width = tensor.shape.last().copied().unwrap_or_default();
-            let is_head = place == Place::Head || place == Place::Embedding && is_tied;
-            let wanted = match (is_head, self) {
-                (true, Self::Mxfp4) => GgufType::Q8_0,
-                (true, _) if main == GgufType::Q8_0 || width % main.block_size() != 0 => GgufType::Q8_0,
-                (true, _) => GgufType::Q6_K,
-                (false, Self::Mxfp4) if tensor.shape.len() < 3 => GgufType::Q8_0,
-                (false, _) => shape.bits(self.at(place, layer, &shape, has_imatrix), place),
+            let wanted = match self {
+                _ if place == Place::Head || place == Place::Embedding && is_tied => self.of_head(width),
+                Self::Mxfp4 if tensor.shape.len() < 3 => GgufType::Q8_0,
+                _ => shape.bits(self.at(place, layer, &shape, has_imatrix), place),
             };
             tensor.kind = fallback(wanted, width);
             if tensor.kind != wanted {
@@ -121,6 +118,13 @@ impl FileType {
         chosen.num_bytes = tensors.iter().map(Tensor::num_bytes).sum();
         chosen.num_weights = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
         Ok(chosen)
+    }
+
+    /// The type of a head with rows of this width.
+    fn of_head(self, width: usize) -> GgufType {
+        let main = self.facts().1;
+        let is_whole = self == Self::Mxfp4 || main == GgufType::Q8_0 || width % main.block_size() != 0;
+        if is_whole { GgufType::Q8_0 } else { GgufType::Q6_K }
     }
 
     /// The type of a matrix at this place in the `i`-th of `n` layers.
