@@ -123,7 +123,7 @@ impl FileType {
     /// The type of a head with rows of this width.
     fn of_head(self, width: usize) -> GgufType {
         let main = self.facts().1;
-        let is_whole = self == Self::Mxfp4 || main == GgufType::Q8_0 || width % main.block_size() != 0;
+        let is_whole = self == Self::Mxfp4 || main == GgufType::Q8_0 || !width.is_multiple_of(main.block_size());
         if is_whole { GgufType::Q8_0 } else { GgufType::Q6_K }
     }
 
