@@ -1,14 +1,17 @@
 """Holds `lora-train serve` against OpenAI's own client and, with --chromium, its page against a browser.
 
-    scripts/check_serve.py http://127.0.0.1:8000 [--chromium] [--speed] [--tools]
+    scripts/check_serve.py http://127.0.0.1:8000 [--chromium] [--speed] [--tools] [--image FILE]
 
 Prints one JSON object: the greedy texts of every model, or with --speed the tokens a second of one and of eight requests. With
---tools only calls are tried, and the first model must answer by calling `met` with a snail on the hill.
+--tools only calls are tried, and the first model must answer by calling `met` with a snail on the hill. With --image the first model is
+shown one.
 """
 
 import argparse
+import base64
 import json
 import math
+import pathlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -18,6 +21,7 @@ import pydantic
 from pydantic import conint, conlist
 
 PROMPT = "Once upon a time"
+ABOUT_IMAGE = "What is this?"
 MESSAGES = [{"role": "user", "content": "Max saw a snail on the hill. Olga gave him a brown basket."}]
 
 
@@ -204,6 +208,23 @@ def together(client, models):
         check(list(pool.map(ask, jobs)) == alone, "texts that were written together differ from those written alone")
 
 
+def sees(client, model, url):
+    """The text about an image, whole, in parts and as a response."""
+    chat = {"model": model, "temperature": 0, "max_tokens": 8}
+    content = [{"type": "image_url", "image_url": {"url": url, "detail": "auto"}}, {"type": "text", "text": ABOUT_IMAGE}]
+    messages = [{"role": "user", "content": content}]
+    text = client.chat.completions.create(messages=messages, **chat).choices[0].message.content
+    streamed = client.chat.completions.create(messages=messages, stream=True, **chat)
+    check("".join(part.choices[0].delta.content or "" for part in streamed) == text, "a stream about an image has another text")
+    content = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": ABOUT_IMAGE}]
+    answer = client.responses.create(model=model, temperature=0, max_output_tokens=8, input=[{"role": "user", "content": content}])
+    check(answer.output_text == text, f"{answer}, {text}")
+    messages[0]["content"][0] = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    error = refused(openai.BadRequestError, client.chat.completions.create, messages=messages, **chat)
+    check(error.param == "messages" and "no address" in error.body["message"], f"{error.body}")
+    return text
+
+
 def speed(client, model, num_requests, num_tokens=128):
     def ask(index):
         text = {"prompt": f"{PROMPT} {index}", "temperature": 1.0, "seed": index, "max_tokens": num_tokens}
@@ -215,7 +236,7 @@ def speed(client, model, num_requests, num_tokens=128):
     return tokens / (time.perf_counter() - started)
 
 
-def page(address):
+def page(address, image=None):
     from chromium import Chromium
 
     def wait(browser, expression, what):
@@ -227,13 +248,22 @@ def page(address):
 
     with Chromium() as browser:
         browser.open(address)
-        wait(browser, "document.querySelectorAll('section').length == 2", "there are no two models side by side")
-        browser.evaluate(f"$('message').value = {json.dumps(MESSAGES[0]['content'])}; $('form').requestSubmit()")
+        sections = "document.querySelectorAll('section').length"
+        if image:
+            wait(browser, f"{sections} == 1 && !$('picker').hidden", "there is no picker of images")
+            browser.evaluate(f"images.push({json.dumps(image)}); showImages(); $('tokens').value = 8")
+            wait(browser, "document.querySelector('#shown img').naturalWidth > 0", "the image is not shown")
+        else:
+            wait(browser, f"{sections} == 2", "there are no two models side by side")
+        text = ABOUT_IMAGE if image else MESSAGES[0]["content"]
+        browser.evaluate(f"$('message').value = {json.dumps(text)}; $('form').requestSubmit()")
         wait(browser, "panes.every(pane => pane.speed.textContent)", "no answer")
         answers = browser.evaluate("panes.map(pane => pane.messages.at(-1).content)")
         check(all(answers), f"empty answers: {answers}")
+        if image:
+            check(browser.evaluate("document.querySelectorAll('.user img').length == 1 && !images.length"), "the image beside the text")
         browser.evaluate("$('compare').click(); $('reset').click()")
-        check(browser.evaluate("panes.length == 1 && !document.querySelector('.talk div')"), "reset")
+        check(browser.evaluate(f"panes.length == {2 if image else 1} && !document.querySelector('.talk div')"), "reset")
         check(not browser.problems(), f"{browser.problems()}")
     return answers
 
@@ -244,11 +274,15 @@ def main():
     parser.add_argument("--chromium", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--tools", action="store_true")
+    parser.add_argument("--image", type=pathlib.Path)
     args = parser.parse_args()
     client = openai.OpenAI(base_url=f"{args.address}/v1", api_key="none", max_retries=0)
     models = [model.id for model in client.models.list()]
-    result = {"models": models}
-    if args.tools:
+    result, url = {"models": models}, None
+    if args.image:
+        url = "data:image/png;base64," + base64.b64encode(args.image.read_bytes()).decode()
+        result["text"] = sees(client, models[0], url)
+    elif args.tools:
         calls_tools(client, models[0])
     elif args.speed:
         speed(client, models[0], 1, 16)
@@ -261,7 +295,7 @@ def main():
         ask = lambda model: client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=40)
         result["texts"] = {model: ask(model).choices[0].message.content for model in models}
     if args.chromium:
-        result["page"] = page(args.address)
+        result["page"] = page(args.address, url)
     print(json.dumps(result))
 
 

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use crate::data::encode::taken_out;
 use crate::data::formats::conversation;
 use crate::data::template::{ChatTemplate, Stops, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
-use crate::images::is_of_image;
+use crate::images::{Images, is_of_image};
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::{NextTokens, Sequence, next_logits};
@@ -65,9 +66,12 @@ pub enum GenerateError {
     /// The chat template failed.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// A message or a tool that templates do not get.
+    /// A message, an image or a tool that templates do not get.
     #[error("{0}")]
     Conversation(String),
+    /// An image that cannot be seen.
+    #[error("an image {0}")]
+    Image(String),
     /// There is a system message, but no chat template to format it.
     #[error(
         "a system message needs a chat template, and the prompt is taken as it is\n  hint: put it into the prompt, or give --chat"
@@ -290,23 +294,27 @@ pub fn encode_prompt(
             None => Ok(tokenizer.encode(prompt, true)?),
         };
     };
-    encode_messages(tokenizer, template, &[json!({"role": "user", "content": prompt})], system)
+    encode_messages(tokenizer, (template, None), &[json!({"role": "user", "content": prompt})], system)
 }
 
 /// Token ids of a conversation, up to where the next answer starts. Roles, parts and calls are read as in training; `system`
-/// is the system message of conversations without one.
+/// is the system message of conversations without one, and `images` reads those of a model that sees.
 ///
 /// # Errors
 /// A message that training does not read either; what leaves no trace in the template's text; errors of tokenizer and template.
 pub fn encode_messages(
     tokenizer: &Tokenizer,
-    template: &ChatTemplate,
+    (template, images): (&ChatTemplate, Option<&Images>),
     messages: &[Value],
     system: Option<&str>,
 ) -> Result<Vec<u32>, GenerateError> {
-    let (messages, tools) = conversation(messages, None, system, template).map_err(GenerateError::Conversation)?;
+    let wrong = |error: &dyn std::fmt::Display| GenerateError::Conversation(error.to_string());
+    let read = conversation(messages, None, system, (template, images.is_some()));
+    let (messages, tools) = read.map_err(|error| wrong(&error))?;
+    let (messages, in_text) = taken_out(images, &messages).map_err(|error| wrong(&error))?;
+    let text = template.render_prompt(&messages, tools.as_ref())?;
     // The template writes BOS.
-    Ok(tokenizer.encode(&template.render_prompt(&messages, tools.as_ref())?, false)?)
+    in_text.prompt_ids(images, tokenizer, text).map_err(|error| wrong(&error))
 }
 
 #[cfg(test)]

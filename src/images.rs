@@ -3,7 +3,7 @@
 //! Every token of an image has an id of its own, from [`FIRST_IMAGE_ID`] on, as if it were a token of a larger vocabulary: its
 //! embedding is a feature of the image. So rows of tokens are cut, packed and shared as ever, and equal ids mean equal features.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -54,10 +54,11 @@ pub struct Limits {
 
 #[derive(Debug, Default)]
 struct Found {
-    by_name: HashMap<String, usize>,
-    by_content: HashMap<[u8; 32], usize>,
-    images: Vec<Arc<Image>>,
-    num_tokens: u32,
+    /// By path, the id of its first token.
+    by_name: HashMap<String, u32>,
+    by_content: HashMap<[u8; 32], u32>,
+    /// By the id of their first token.
+    images: BTreeMap<u32, Arc<Image>>,
 }
 
 /// An image that a row names.
@@ -126,7 +127,7 @@ impl Images {
     /// The images so far, in the order of their ids.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Image>> {
-        self.found().images.clone()
+        self.found().images.values().cloned().collect()
     }
 
     fn found(&self) -> MutexGuard<'_, Found> {
@@ -138,11 +139,10 @@ impl Images {
     /// # Errors
     /// What cannot be read, or is no image of a decent size.
     pub fn add(&self, name: &str) -> Result<Arc<Image>, String> {
-        let shown = || name.chars().take(80).collect::<String>();
         self.vision()?;
-        let known = |found: &Found| found.by_name.get(name).map(|index| Arc::clone(&found.images[*index]));
+        let known = |found: &Found| found.by_name.get(name).map(|first_id| Arc::clone(&found.images[first_id]));
         let known = known(&self.found());
-        known.map_or_else(|| self.read(name), Ok).map_err(|reason| format!("the image {:?} {reason}", shown()))
+        known.map_or_else(|| self.read(name), Ok).map_err(|reason| format!("the image {:?} {reason}", shown(name)))
     }
 
     fn read(&self, name: &str) -> Result<Arc<Image>, String> {
@@ -158,18 +158,42 @@ impl Images {
         let content: [u8; 32] = Sha256::digest(&bytes).into();
         let found = &mut *self.found();
         // Another row may have named it meanwhile.
-        let index = found.by_content.get(&content).copied().unwrap_or(found.images.len());
-        if index == found.images.len() {
-            let first_id = FIRST_IMAGE_ID + found.num_tokens;
-            let num_tokens = u32::try_from(cut.num_tokens()).ok();
-            let sum = num_tokens.and_then(|tokens| found.num_tokens.checked_add(tokens)).filter(|sum| *sum <= NUM_IDS);
-            found.num_tokens = sum.ok_or("is one too many: the images of a data set may have 536,870,912 tokens")?;
-            let name = name.chars().take(200).collect();
-            found.images.push(Arc::new(Image { name, source, content, cut, first_id }));
-            found.by_content.insert(content, index);
+        let first_id = match found.by_content.get(&content) {
+            Some(first_id) => *first_id,
+            None => found
+                .free_ids(cut.num_tokens())
+                .ok_or("is one too many: the images of a data set may have 536,870,912 tokens")?,
+        };
+        // What is in its name is not kept twice.
+        if let Source::File(_) = source {
+            found.by_name.insert(name.to_owned(), first_id);
         }
-        found.by_name.insert(name.to_owned(), index);
-        Ok(Arc::clone(&found.images[index]))
+        found.by_content.insert(content, first_id);
+        let name = shown(name);
+        let image = || Arc::new(Image { name, source, content, cut, first_id });
+        Ok(Arc::clone(found.images.entry(first_id).or_insert_with(image)))
+    }
+
+    /// Forgets images that nobody holds, first those that were read first, until the rest and their features take no more than this,
+    /// and returns the ids of their first tokens.
+    pub fn forget(&self, most_bytes: u64) -> Vec<u32> {
+        let found = &mut *self.found();
+        let bytes = |image: &Arc<Image>| {
+            let of_features = |vision| features::bytes_of(vision, std::slice::from_ref(image));
+            image.source_bytes() + self.vision.as_ref().map_or(0, of_features)
+        };
+        let mut sum: u64 = found.images.values().map(bytes).sum();
+        let mut forgotten = Vec::new();
+        for (first_id, image) in &found.images {
+            if sum > most_bytes && Arc::strong_count(image) == 1 {
+                sum -= bytes(image);
+                forgotten.push(*first_id);
+            }
+        }
+        found.images.retain(|first_id, _| !forgotten.contains(first_id));
+        found.by_content.retain(|_, first_id| !forgotten.contains(first_id));
+        found.by_name.retain(|_, first_id| !forgotten.contains(first_id));
+        forgotten
     }
 
     /// Bytes that the features of all images so far take on disk.
@@ -224,6 +248,30 @@ impl Image {
     pub fn num_tokens(&self) -> usize {
         self.cut.num_tokens()
     }
+
+    /// Bytes of it in memory.
+    fn source_bytes(&self) -> u64 {
+        if let Source::Bytes(bytes) = &self.source { bytes.len() as u64 } else { 0 }
+    }
+}
+
+impl Found {
+    /// The first of so many ids that no image has: behind all others, or where some were forgotten.
+    fn free_ids(&self, num_tokens: usize) -> Option<u32> {
+        let (num_tokens, mut start) = (u32::try_from(num_tokens).ok()?, FIRST_IMAGE_ID);
+        let end = |image: &Arc<Image>| u32::try_from(image.num_tokens()).ok().map(|tokens| image.first_id + tokens);
+        let last = self.images.values().next_back().map_or(Some(FIRST_IMAGE_ID), end)?;
+        if FIRST_IMAGE_ID + NUM_IDS - last >= num_tokens {
+            return Some(last);
+        }
+        for image in self.images.values() {
+            if image.first_id - start >= num_tokens {
+                return Some(start);
+            }
+            start = end(image)?;
+        }
+        None
+    }
 }
 
 /// Numbers around 0, color by color. In `f32`, as transformers has them.
@@ -234,6 +282,11 @@ fn scaled(pixels: &[u8], vision: &Vision) -> Vec<f32> {
         pixels[channel..].iter().step_by(3).map(move |byte| (f32::from(*byte) - mean) / std)
     };
     (0..3).flat_map(of_channel).collect()
+}
+
+/// A name for messages: the beginning of one that is a whole image.
+fn shown(name: &str) -> String {
+    name.chars().take(if name.starts_with("data:") { 60 } else { 200 }).collect()
 }
 
 fn of_file(path: &Path) -> Result<Vec<u8>, String> {

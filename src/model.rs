@@ -122,8 +122,8 @@ impl Model {
 
     /// The model with what it sees in place of images.
     #[must_use]
-    pub fn with_features(self, features: Features) -> Self {
-        Self { features: Some(Arc::new(features)), ..self }
+    pub fn with_features(self, features: impl Into<Arc<Features>>) -> Self {
+        Self { features: Some(features.into()), ..self }
     }
 
     /// The model with these products of operands in `f32`; the kernels of the CPU have only one kind.

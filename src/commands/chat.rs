@@ -17,11 +17,16 @@ use signal_hook::flag;
 use self::input::Pasting;
 use self::input::{Message, next_message};
 use super::generate::{NON_FINITE, Output, SamplingArgs};
-use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, stops, template, warn_of};
+use super::named::{Asked, LoadArgs, ModelArgs, Named, OpenedModel, images_for, message, stops, template, warn_of};
 use super::say;
+use crate::data::cache::CacheSettings;
+use crate::data::files::OpenOptions;
 use crate::data::template::{ChatTemplate, Stops};
 use crate::generate::{Ending, GenerateError, GenerateOptions, Generator, encode_messages};
+use crate::images::Images;
+use crate::model::Model;
 use crate::model::decode::Sequence;
+use crate::run::images::with_images;
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
 use crate::train::stop::EXIT_INTERRUPTED;
@@ -31,6 +36,7 @@ use crate::util::terminal::is_notebook;
 const HELP: &str = "  /reset          forget the conversation
   /system TEXT    set the system message and forget the conversation; without TEXT, take it away
   /adapter NAME   go on with another adapter; without NAME, list them
+  /image FILE     show an image with the next message; several come in this order
   /quit           end; so does Ctrl-D. Ctrl-C ends an answer
   \"\"\"             begins and ends a message of several lines; a pasted text is one message";
 
@@ -96,6 +102,9 @@ pub(crate) fn run(args: &ChatArgs) -> Result<(), Failure> {
         options,
         system: None,
         messages: Vec::new(),
+        shown: Vec::new(),
+        images: None,
+        model: opened.model.clone(),
         text: String::new(),
         sequence: Sequence::new(&opened.model),
         interrupt: Interrupt::install().map_err(Failure::running)?,
@@ -150,6 +159,12 @@ struct Chat<'a> {
     options: GenerateOptions,
     system: Option<Value>,
     messages: Vec<Value>,
+    /// Paths of the images that come with the next message.
+    shown: Vec<String>,
+    /// What reads images, once there is one.
+    images: Option<Arc<Images>>,
+    /// That which is open, with what it sees of images.
+    model: Model,
     /// The conversation where there is no template.
     text: String,
     /// What the model has seen, so that nothing is computed again.
@@ -170,6 +185,7 @@ impl Chat<'_> {
             "/reset" => self.reset(),
             "/system" => self.set_system(rest.trim()).unwrap_or_else(|error| say(&format!("error: {error}"))),
             "/adapter" => self.switch(rest.trim()),
+            "/image" => self.show(rest.trim()).unwrap_or_else(|reason| say(&format!("error: {reason}"))),
             _ if line.starts_with('/') => {
                 say(&format!("there is no {word}; /help lists what there is, and a message can begin with a space"));
             }
@@ -180,7 +196,23 @@ impl Chat<'_> {
 
     fn reset(&mut self) {
         self.messages.clear();
+        self.shown.clear();
         self.text.clear();
+    }
+
+    /// Shows an image with the next message.
+    fn show(&mut self, path: &str) -> Result<(), String> {
+        if path.is_empty() {
+            return Err("/image is followed by the path of a file".to_owned());
+        }
+        let reader = images_for(&self.opened.source, self.templates[self.active].as_ref())?;
+        let images = self.images.get_or_insert(reader);
+        let image = images.add(path)?;
+        // A file whose header is whole may be damaged behind it.
+        images.pieces(&image).map_err(|reason| format!("the image {path:?} {reason}"))?;
+        say(&format!("{path}: {} tokens, with the next message", image.num_tokens()));
+        self.shown.push(path.to_owned());
+        Ok(())
     }
 
     /// Sets the system message, or takes it away.
@@ -211,22 +243,39 @@ impl Chat<'_> {
     }
 
     /// Token ids of the conversation with one more message.
-    fn prompt(&self, message: &str) -> Result<Vec<u32>, GenerateError> {
+    fn prompt(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
         match &self.templates[self.active] {
             Some(template) => {
-                let user = json!({"role": "user", "content": message});
+                let user = message(text, &self.shown);
                 let messages: Vec<Value> = self.system.iter().chain(&self.messages).cloned().chain([user]).collect();
-                encode_messages(&self.opened.tokenizer, template, &messages, None)
+                encode_messages(&self.opened.tokenizer, (template, self.images.as_deref()), &messages, None)
             }
-            None => Ok(self.opened.tokenizer.encode(&format!("{}{message}", self.text), true)?),
+            None if !self.shown.is_empty() => Err(GenerateError::Conversation(format!(
+                "{} is asked without a chat template, which images need",
+                self.name()
+            ))),
+            None => Ok(self.opened.tokenizer.encode(&format!("{}{text}", self.text), true)?),
         }
     }
 
+    /// Lets the model see the images that come with the next message.
+    fn see(&mut self) -> Result<(), Failure> {
+        if self.shown.is_empty() {
+            return Ok(());
+        }
+        let source = &self.opened.source;
+        let options = OpenOptions { cache: CacheSettings::from_env(), ..OpenOptions::default() };
+        let (model, images) = (self.model.clone(), self.images.as_ref());
+        self.model = with_images(model, (&source.folder, &source.weights), images, &options)?;
+        Ok(())
+    }
+
     /// Writes the answer to a message. One that does not fit is refused, and the conversation goes on.
-    fn answer(&mut self, message: &str) -> Result<ControlFlow<()>, Failure> {
-        let OpenedModel { model, tokenizer, adapters, .. } = self.opened;
+    fn answer(&mut self, text: &str) -> Result<ControlFlow<()>, Failure> {
+        self.see()?;
+        let OpenedModel { tokenizer, adapters, .. } = self.opened;
         let (adapters, stops) = (&adapters[self.active].set, &self.stops[self.active]);
-        let generator = Generator { model, adapters, tokenizer, stops };
+        let generator = Generator { model: &self.model, adapters, tokenizer, stops };
         let mut output = Output::default();
         let interrupt = &self.interrupt;
         let on_text = |text: &str| {
@@ -238,7 +287,7 @@ impl Chat<'_> {
         };
         interrupt.wait_for_answer();
         let generated = self
-            .prompt(message)
+            .prompt(text)
             .and_then(|prompt_ids| generator.go_on(&mut self.sequence, &prompt_ids, &self.options, on_text));
         self.interrupt.end_at_once();
         let generated = match generated {
@@ -259,9 +308,9 @@ impl Chat<'_> {
             Ending::Stopped if is_closed => return Ok(ControlFlow::Break(())),
             Ending::EndOfText | Ending::Stopped => {}
         }
-        self.messages.push(json!({"role": "user", "content": message}));
+        self.messages.push(message(text, &std::mem::take(&mut self.shown)));
         self.messages.push(json!({"role": "assistant", "content": generated.text}));
-        self.text.push_str(&format!("{message}{}", generated.text));
+        self.text.push_str(&format!("{text}{}", generated.text));
         // The next answer is drawn anew, and a seed repeats the conversation.
         self.options.seed = self.options.seed.wrapping_add(1);
         Ok(ControlFlow::Continue(()))

@@ -7,25 +7,17 @@ mod prompts;
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rand::Rng;
-use serde_json::{Value, json};
 
-use super::named::{Asked, LoadArgs, ModelArgs, ModelFiles, Named, stops, template, warn_of};
+use super::named::{Asked, LoadArgs, ModelArgs, Named, images_for, message, stops, template, warn_of};
 use super::{number, print, say};
-use crate::config::DataConfig;
 use crate::data::cache::CacheSettings;
-use crate::data::encode::Encoder;
 use crate::data::files::OpenOptions;
-use crate::data::formats::{Prompt, Sample};
-use crate::data::template::ChatTemplate;
-use crate::data::tokenizer::Tokenizer;
-use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_prompt};
+use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_messages, encode_prompt};
 use crate::hub::Progress;
-use crate::images::Images;
 use crate::recipe::of_run::RESOLVED_FILE;
-use crate::run::images::{images, with_images};
+use crate::run::images::with_images;
 use crate::save::export::{PromptForm, find_adapter, is_adapter};
 use crate::schema::Problem;
 use crate::train::stop::Stop;
@@ -59,7 +51,7 @@ pub(crate) struct GenerateArgs {
 
     /// An image that the prompt is about; several come in this order, before the text
     #[arg(long = "image", value_name = "FILE", conflicts_with_all = ["raw", "prompts"])]
-    pub(crate) images: Vec<PathBuf>,
+    pub(crate) images: Vec<String>,
 
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -181,11 +173,19 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         args.load.note(&reason);
         return prompts::write(rows, &opened, options, &stops, &args.load);
     }
-    let seen = (!args.images.is_empty()).then(|| seen(&files, &args.images)).transpose()?;
-    let prompt_ids = match &seen {
-        Some(images) => encode_seen(&files.tokenizer, template.as_ref(), system, (&prompt, &args.images), images)?,
-        None => encode_prompt(&files.tokenizer, template.as_ref(), system, &prompt).map_err(Failure::input)?,
+    let read = |path: &String| {
+        let images = images_for(&files.source, template.as_ref());
+        images.map_err(|reason| Failure::input(format!("--image {path}: {reason}")))
     };
+    let seen = args.images.first().map(read).transpose()?;
+    let prompt_ids = match (&seen, &template) {
+        (Some(images), Some(template)) => {
+            let message = message(&prompt, &args.images);
+            encode_messages(&files.tokenizer, (template, Some(images)), &[message], system)
+        }
+        _ => encode_prompt(&files.tokenizer, template.as_ref(), system, &prompt),
+    };
+    let prompt_ids = prompt_ids.map_err(Failure::input)?;
     let mut opened = files.load(&args.load)?;
     let cache = CacheSettings::from_env();
     let data = OpenOptions { cache, progress: Progress::detect(args.load.quiet), ..OpenOptions::default() };
@@ -212,37 +212,6 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         Ending::NonFiniteLogits => Err(Failure::running(NON_FINITE)),
         _ => Ok(()),
     }
-}
-
-/// What reads the images of a prompt.
-fn seen(files: &ModelFiles, paths: &[PathBuf]) -> Result<Arc<Images>, Failure> {
-    let whole = DataConfig { max_length: usize::MAX, ..DataConfig::default() };
-    let reader = images(&files.source.folder, &files.source.config, &whole);
-    reader.ok_or_else(|| {
-        let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
-        let problem = Problem::new(format!("--image {path}: this model sees no images"));
-        problem.hint("`lora-train help images` lists those that do").into()
-    })
-}
-
-/// Token ids of a prompt about images, up to where the answer starts.
-fn encode_seen(
-    tokenizer: &Tokenizer,
-    template: Option<&ChatTemplate>,
-    system: Option<&str>,
-    (prompt, paths): (&str, &[PathBuf]),
-    images: &Images,
-) -> Result<Vec<u32>, Failure> {
-    if template.is_none_or(|template| !template.reads_parts()) {
-        return Err(Problem::new("--image needs a chat template that reads images, and the model has none").into());
-    }
-    let parts = paths.iter().map(|path| json!({"type": "image", "image": path.to_string_lossy()}));
-    let parts: Vec<Value> = parts.chain([json!({"type": "text", "text": prompt})]).collect();
-    let system = system.map(|system| json!({"role": "system", "content": system}));
-    let messages = system.into_iter().chain([json!({"role": "user", "content": parts})]).collect();
-    let encoder = Encoder { tokenizer, template, train_on_inputs: false, scores: false, images: Some(images) };
-    let row = encoder.encode(&Sample::Prompt(Prompt::Chat { messages, tools: None }));
-    Ok(row.map_err(Failure::input)?.ids)
 }
 
 /// Why there is no text where the logits are no numbers.

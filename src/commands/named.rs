@@ -1,6 +1,7 @@
 //! The base model and the adapters that the user named: a run, a folder with an adapter, or a model.
 
 mod form;
+mod seen;
 mod trained_with;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use crate::util::failure::Failure;
 use crate::util::text::counted;
 
 pub(crate) use form::{Asked, stops, template, warn_of};
+pub(crate) use seen::{images_for, message};
 use trained_with::TrainedWith;
 
 /// The name of the model without an adapter.

@@ -1,18 +1,20 @@
 //! `lora-train serve`: a model and its adapters behind OpenAI's HTTP interface, with a page to try them.
 
 mod api;
+mod body;
 mod calls;
 mod error;
 mod prompt;
 mod reply;
 mod responses;
+mod sight;
 mod texts;
 
 use std::convert::Infallible;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use axum::Router;
 use axum::body::Body;
@@ -32,18 +34,21 @@ use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, stops, 
 use super::{http, say};
 use crate::data::template::{ChatTemplate, Stops};
 use crate::generate::{Grammar, Grammars, NewText, check};
+use crate::images::Image;
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
 use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
-use api::{Asking, Endpoint, ToolChoice};
+use api::{AskedContent, Asking, Endpoint, ToolChoice};
+use body::Bodies;
 use calls::held::Allowed;
 use calls::{CallForm, CallReader, functions};
 use error::ApiError;
 use prompt::Prompting;
 use reply::Reply;
 use responses::AsResponse;
+use sight::Sight;
 use texts::{NewOf, TextJob, ToScore, Work, write_texts};
 
 /// A page to talk with the model and to compare adapters side by side.
@@ -62,10 +67,6 @@ const PATHS: &str = "GET /v1/models, GET /v1/models/ID, POST /v1/chat/completion
                      POST /v1/completions, POST /v1/score, GET /health";
 /// What a request is answered where the model has failed.
 const STOPPED: &str = "the model has stopped";
-/// Longest body of a request.
-const MAX_BODY_BYTES: usize = 2 << 20;
-/// How long a body may take to arrive.
-const MAX_BODY_TIME: Duration = Duration::from_mins(1);
 
 /// Arguments of `lora-train serve`.
 #[derive(Clone, Debug, clap::Args)]
@@ -106,7 +107,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 
     let named = Named::find(&args.names, &args.model)?;
     let base = named.base.path.clone();
-    let opened = Arc::new(named.read(args.load.quiet)?.load(&args.load)?);
+    let mut opened = named.read(args.load.quiet)?.load(&args.load)?;
     // These endpoints are asked for by name, whatever the form that an adapter was trained in.
     let templates = opened.adapters.iter().map(|adapter| {
         template(Asked::Chat, adapter.form.as_ref(), &opened.tokenizer).ok().and_then(|(template, _)| template)
@@ -116,8 +117,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let adapters = opened.adapters.iter().zip(&templates);
     let stops = adapters.map(|(adapter, template)| stops(template.as_ref(), adapter.form.as_ref(), &opened.tokenizer));
     let stops: Arc<Vec<Stops>> = Arc::new(stops.collect());
+    let sight = Sight::of(&opened, &templates).map(Arc::new);
+    if let Some(sight) = &sight {
+        opened.model = opened.model.with_features(sight.features());
+    }
+    let opened = Arc::new(opened);
     let (jobs, queue) = mpsc::channel();
     let server = Server {
+        sight: sight.clone(),
+        bodies: Bodies::new(sight.is_some()),
         created: opened.adapters.iter().map(|adapter| modified(&adapter.file)).collect(),
         call_forms: opened.adapters.iter().map(|_| OnceLock::new()).collect(),
         grammars: OnceLock::new(),
@@ -137,7 +145,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     std::thread::Builder::new().name("http".into()).spawn(answer).map_err(Failure::running)?;
     // On this thread, so that a failing device ends the program.
-    write_texts(&opened, &stops, &queue)
+    write_texts(&opened, &stops, sight.as_deref(), &queue)
 }
 
 fn ready_line(address: SocketAddr, opened: &OpenedModel) -> String {
@@ -153,6 +161,9 @@ fn modified(file: &std::path::Path) -> u64 {
 /// What every request is answered from.
 struct Server {
     opened: Arc<OpenedModel>,
+    /// What reads images, if the model sees some.
+    sight: Option<Arc<Sight>>,
+    bodies: Bodies,
     /// When each adapter was written, in seconds since 1970.
     created: Vec<u64>,
     /// By adapter.
@@ -220,23 +231,6 @@ async fn score(State(server): State<Arc<Server>>, headers: HeaderMap, body: Body
     server.answer(Endpoint::Score, &headers, body).await
 }
 
-/// Reads a body to its end even where it is too long: a client reads no answer while it sends.
-async fn read(body: Body) -> Result<Vec<u8>, ApiError> {
-    tokio::time::timeout(MAX_BODY_TIME, read_parts(body)).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
-}
-
-async fn read_parts(body: Body) -> Result<Vec<u8>, ApiError> {
-    let (mut parts, mut bytes, mut num_bytes) = (body.into_data_stream(), Vec::new(), 0_usize);
-    while let Some(part) = parts.next().await {
-        let part = part.map_err(|_| ApiError::wrong("the body ends too early", None))?;
-        num_bytes = num_bytes.saturating_add(part.len());
-        if num_bytes <= MAX_BODY_BYTES {
-            bytes.extend_from_slice(&part);
-        }
-    }
-    if num_bytes <= MAX_BODY_BYTES { Ok(bytes) } else { Err(ApiError::too_long(MAX_BODY_BYTES)) }
-}
-
 /// What is written, as it is written.
 type Texts = UnboundedReceiver<NewOf>;
 
@@ -245,6 +239,7 @@ struct PreparedRequest {
     asking: Asking,
     adapter: usize,
     prompt_ids: Vec<Vec<u32>>,
+    images: Vec<Arc<Image>>,
     grammar: Option<Grammar>,
     /// Finds the calls in the answer, where there may be any.
     reader: Option<CallReader>,
@@ -269,12 +264,13 @@ impl Server {
             "id": name, "object": "model", "created": self.created[adapter], "owned_by": "lora-train",
             "root": is_base.then_some(&self.base), "parent": (!is_base).then_some(BASE),
             "has_chat_template": self.templates[adapter].is_some(),
+            "sees_images": self.sight.is_some() && self.templates[adapter].as_ref().is_some_and(ChatTemplate::reads_parts),
         })
     }
 
     fn prepare(&self, endpoint: Endpoint, body: &[u8]) -> Result<PreparedRequest, ApiError> {
         let OpenedModel { model, tokenizer, adapters, .. } = &*self.opened;
-        let (asking, as_response) = Asking::parse(endpoint, body)?;
+        let (mut asking, as_response) = Asking::parse(endpoint, body)?;
         let adapter = self.adapter(asking.model.as_deref())?;
         if adapters[adapter].set.score().is_some() != (endpoint == Endpoint::Score) {
             let scores = "scores texts: ask /v1/score";
@@ -282,21 +278,26 @@ impl Server {
             return Err(ApiError::wrong(format!("`{}` {is}", adapters[adapter].name), Some("model")));
         }
         let prompting = Prompting {
+            sight: self.sight.as_deref(),
             tokenizer,
             template: self.templates[adapter].as_ref(),
             system: adapters[adapter].form.as_ref().and_then(PromptForm::system),
             max_tokens: model.config.max_position_embeddings,
+            vocab_size: model.config.vocab_size,
             max_bytes: self.max_bytes,
         };
-        let prompt_ids = prompting.ids(&asking)?;
+        let (prompt_ids, images) = prompting.ids(&asking)?;
         for ids in &prompt_ids {
             check(model, ids).map_err(|error| ApiError::of_prompt(&error))?;
         }
+        self.sight.as_ref().map_or(Ok(()), |sight| sight.check(&images))?;
+        // With images it may be large.
+        asking.content = AskedContent::Messages(Vec::new());
         let form = asking.tools.as_ref().map(|_| self.call_form(adapter)).transpose()?;
         let grammar = self.grammar(&asking, form)?;
         let tools = asking.tools.as_ref().zip(form);
         let reader = tools.map(|(tools, form)| CallReader::new(form.clone(), tools, asking.one_call));
-        Ok(PreparedRequest { asking, adapter, prompt_ids, grammar, reader, as_response })
+        Ok(PreparedRequest { asking, adapter, prompt_ids, images, grammar, reader, as_response })
     }
 
     /// What the answer is held to.
@@ -349,12 +350,12 @@ impl Server {
         if !http::is_json(headers) {
             return Err(ApiError::wrong("the content type is not application/json", None));
         }
-        let body = read(body).await?;
+        let (body, place) = self.bodies.read(body).await?;
         let server = Arc::clone(&self);
         // A template and a tokenizer may take seconds: other requests do not wait.
         let prepared = tokio::task::spawn_blocking(move || server.prepare(endpoint, &body)).await;
         let prepared = prepared.map_err(|error| ApiError::failed(&error.to_string()))??;
-        let PreparedRequest { asking, adapter, prompt_ids, grammar, reader, as_response } = prepared;
+        let PreparedRequest { asking, adapter, prompt_ids, images, grammar, reader, as_response } = prepared;
         let model = asking.model.clone().unwrap_or_else(|| self.id(adapter));
         if endpoint == Endpoint::Score {
             return self.score(model, adapter, prompt_ids).await;
@@ -370,6 +371,7 @@ impl Server {
             let job = TextJob {
                 adapter,
                 prompt_ids,
+                images: images.clone(),
                 options: asking.options(),
                 stop: stop.clone(),
                 top_logprobs: asking.top_logprobs,
@@ -385,6 +387,7 @@ impl Server {
         reply.reader = reader;
         // A prompt that is refused is refused before anything is streamed.
         let first = next_of(&mut texts).await?;
+        drop(place);
         if asking.stream {
             Ok(stream_of(reply, first, texts, asking.include_usage, as_response))
         } else {

@@ -13,6 +13,8 @@ use crate::images::Images;
 
 mod images;
 
+pub(crate) use images::taken_out;
+
 /// A row as token ids with its loss mask.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EncodedRow {
@@ -282,7 +284,7 @@ impl Encoder<'_> {
         tools: Option<&Value>,
     ) -> Result<(EncodedRow, Notes), DataError> {
         let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
-        let (messages, mut in_text) = images::taken_out(self.images, given)?;
+        let (messages, mut in_text) = taken_out(self.images, given)?;
         let messages = &messages[..];
         let Rendered { mut text, mut answers, unwritten_end, empty_answer, unread } = if self.train_on_inputs {
             refuse_masks(messages)?;
@@ -325,11 +327,9 @@ impl Encoder<'_> {
             Prompt::Text(text) => self.tokenizer.encode(text, true)?,
             Prompt::Chat { messages, tools } => {
                 let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
-                let (messages, mut in_text) = images::taken_out(self.images, messages)?;
-                let mut text = template.render(&messages, tools.as_ref(), true)?;
-                in_text.write(self.images, &mut text, &mut [])?;
-                let tokens = self.tokenizer.encode_tokens(&text, false)?;
-                in_text.number(self.images, &tokens, &mut vec![false; tokens.len()])?
+                let (messages, in_text) = taken_out(self.images, messages)?;
+                let text = template.render(&messages, tools.as_ref(), true)?;
+                in_text.prompt_ids(self.images, self.tokenizer, text)?
             }
         };
         if ids.len() < 2 {

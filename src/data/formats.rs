@@ -403,7 +403,7 @@ fn text(value: &Value) -> Option<Cow<'_, str>> {
 }
 
 /// A conversation and its tools as a row of training reads them: the roles, the parts and the calls that a template gets.
-/// `system` is the system message of conversations without one.
+/// `system` is the system message of conversations without one. If the model sees images, their paths start in the working directory.
 ///
 /// # Errors
 /// What is wrong with a message or a tool.
@@ -411,9 +411,10 @@ pub fn conversation(
     messages: &[Value],
     tools: Option<&Value>,
     system: Option<&str>,
-    template: &ChatTemplate,
+    (template, sees_images): (&ChatTemplate, bool),
 ) -> Result<(Vec<Value>, Option<Value>), String> {
-    let format = RowFormat { format: DataFormat::Messages, system: system.map(str::to_owned), ..RowFormat::default() };
+    let (system, images) = (system.map(str::to_owned), sees_images.then(PathBuf::new));
+    let format = RowFormat { format: DataFormat::Messages, system, images, ..RowFormat::default() };
     match format.read(&json!({"messages": messages, "tools": tools}), Some(template))? {
         Sample::Chat { messages, tools } => Ok((messages, tools)),
         _ => Err("is no conversation".into()),

@@ -1,9 +1,10 @@
-//! Features of images on disk: a file for each, complete or absent. What they are of is in its name.
+//! Features of images: on disk a file for each, complete or absent, with what they are of in its name; or in memory.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
@@ -46,25 +47,31 @@ pub struct FeatureWriter {
     features: Features,
 }
 
-/// The features of a data set's images.
-#[derive(Clone, Debug)]
+/// The features of images.
+#[derive(Debug)]
 pub struct Features {
     width: usize,
     image_token_id: u32,
     /// Whether the tokens of an image see each other both ways.
     pub is_seen_both_ways: bool,
-    /// By image, in the order of their ids.
-    files: Vec<FeatureFile>,
+    /// By the id of an image's first token.
+    by_image: RwLock<BTreeMap<u32, OfImage>>,
     /// Where they are, if there is no folder for what is kept.
-    _temporary: Option<Arc<TempDir>>,
+    _temporary: Option<TempDir>,
 }
 
-#[derive(Clone, Debug)]
-struct FeatureFile {
-    path: PathBuf,
-    first_id: u32,
+#[derive(Debug)]
+struct OfImage {
+    rows: Rows,
     /// Of its last piece; of what has several pieces, no places are asked for.
     tokens: Grid,
+}
+
+/// Where features are, row by row.
+#[derive(Debug)]
+enum Rows {
+    File(PathBuf),
+    Memory(Vec<f32>),
 }
 
 impl FeatureWriter {
@@ -85,18 +92,14 @@ impl FeatureWriter {
                  `data.image_max_pixels` makes them fewer"
             ));
         }
-        let temporary =
-            if folder.is_none() { Some(Arc::new(TempDir::new().map_err(|error| error.to_string())?)) } else { None };
+        let temporary = if folder.is_none() { Some(TempDir::new().map_err(|error| error.to_string())?) } else { None };
         let folder = folder.or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         // Those that are used now are the last to go.
         let files: Vec<PathBuf> = images.iter().map(|image| key.path(&folder, image)).collect();
         files.iter().flat_map(File::open).for_each(|file| drop(file.set_modified(SystemTime::now())));
         tidy(&folder, SUFFIX, MOST_BYTES - bytes, Path::new(""));
-        let (width, image_token_id) = (vision.feature_size(), vision.image_token_id);
-        let is_seen_both_ways = vision.is_seen_both_ways;
-        let features = Features { width, image_token_id, is_seen_both_ways, files: Vec::new(), _temporary: temporary };
-        Ok(Self { folder, key, features })
+        Ok(Self { folder, key, features: Features { _temporary: temporary, ..Features::new(vision) } })
     }
 
     /// Adds an image, whose features are made if they are not there yet, row by row.
@@ -109,7 +112,7 @@ impl FeatureWriter {
             let values = make()?;
             write(&path, &values).map_err(|error| format!("cannot be kept in {}: {error}", self.folder.display()))?;
         }
-        self.features.files.push(FeatureFile { path, first_id: image.first_id, tokens: image.cut.tokens });
+        self.features.insert(image, Rows::File(path));
         Ok(())
     }
 
@@ -145,10 +148,48 @@ fn is_whole(path: &Path, num_values: usize) -> bool {
 }
 
 impl Features {
+    /// None yet.
+    #[must_use]
+    pub fn new(vision: &Vision) -> Self {
+        Self {
+            width: vision.feature_size(),
+            image_token_id: vision.image_token_id,
+            is_seen_both_ways: vision.is_seen_both_ways,
+            by_image: RwLock::default(),
+            _temporary: None,
+        }
+    }
+
     /// The token of the vocabulary in whose place they are.
     #[must_use]
     pub fn image_token_id(&self) -> u32 {
         self.image_token_id
+    }
+
+    /// Keeps the features of an image, row by row, in memory.
+    pub fn keep(&self, image: &Image, values: Vec<f32>) {
+        self.insert(image, Rows::Memory(values));
+    }
+
+    fn insert(&self, image: &Image, rows: Rows) {
+        let of_image = OfImage { rows, tokens: image.cut.tokens };
+        self.by_image.write().unwrap_or_else(PoisonError::into_inner).insert(image.first_id, of_image);
+    }
+
+    /// Drops those of the images whose first tokens have these ids.
+    pub fn forget(&self, first_ids: &[u32]) {
+        let mut by_image = self.by_image.write().unwrap_or_else(PoisonError::into_inner);
+        by_image.retain(|first_id, _| !first_ids.contains(first_id));
+    }
+
+    /// Whether those of an image are there.
+    #[must_use]
+    pub fn has(&self, image: &Image) -> bool {
+        self.by_image().contains_key(&image.first_id)
+    }
+
+    fn by_image(&self) -> RwLockReadGuard<'_, BTreeMap<u32, OfImage>> {
+        self.by_image.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The features of tokens of images, row by row.
@@ -157,16 +198,21 @@ impl Features {
     /// A file that was removed or changed since it was checked.
     pub fn read(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
         let mut values = Vec::with_capacity(ids.len() * self.width);
-        let first_of = |id: u32| self.file_of(id).map(|file| file.first_id);
+        let by_image = self.by_image();
+        let of = |id: u32| by_image.range(..=id).next_back();
+        let first_of = |id: u32| of(id).map(|(first_id, _)| *first_id);
         for ids in ids.chunk_by(|a, b| a + 1 == *b && first_of(*a) == first_of(*b)) {
-            let file = self.file_of(ids[0]).ok_or(io::ErrorKind::NotFound)?;
-            let row_bytes = 4 * self.width;
-            let start = HEADER_BYTES + (ids[0] - file.first_id) as usize * row_bytes;
-            let mut bytes = vec![0; ids.len() * row_bytes];
-            read_exact_at(&File::open(&file.path)?, &mut bytes, start as u64)?;
-            values.extend(
-                bytes.chunks_exact(4).filter_map(|word| word.first_chunk()).map(|word| f32::from_le_bytes(*word)),
-            );
+            let (first_id, of_image) = of(ids[0]).ok_or(io::ErrorKind::NotFound)?;
+            let (start, count) = ((ids[0] - first_id) as usize * self.width, ids.len() * self.width);
+            match &of_image.rows {
+                Rows::Memory(rows) => values.extend(rows.get(start..start + count).ok_or(io::ErrorKind::NotFound)?),
+                Rows::File(path) => {
+                    let mut bytes = vec![0; 4 * count];
+                    read_exact_at(&File::open(path)?, &mut bytes, (HEADER_BYTES + 4 * start) as u64)?;
+                    let words = bytes.chunks_exact(4).filter_map(|word| word.first_chunk());
+                    values.extend(words.map(|word| f32::from_le_bytes(*word)));
+                }
+            }
         }
         Ok(values)
     }
@@ -177,15 +223,12 @@ impl Features {
         self.width
     }
 
-    fn file_of(&self, id: u32) -> Option<&FeatureFile> {
-        self.files.get(self.files.partition_point(|file| file.first_id <= id).checked_sub(1)?)
-    }
-
     /// The tokens of an image that is seen as a whole, and which of them has this id; `None` where no token of an image has.
     #[must_use]
     pub fn place_of(&self, id: u32) -> Option<(Grid, usize)> {
-        let file = self.file_of(id).filter(|_| is_of_image(id))?;
-        Some((file.tokens, (id - file.first_id) as usize))
+        let by_image = is_of_image(id).then(|| self.by_image())?;
+        let (first_id, of_image) = by_image.range(..=id).next_back()?;
+        Some((of_image.tokens, (id - first_id) as usize))
     }
 }
 

@@ -107,3 +107,31 @@ fn features_are_made_once_and_again_where_they_are_damaged() {
     }
     assert_eq!(made(1).0, [0, 1], "damaged");
 }
+
+#[test]
+fn what_nobody_holds_is_forgotten_and_its_ids_are_free_again() {
+    let (images, features) = (Images::new(Ok(vision()), Limits::default()), Features::new(&vision()));
+    let add =
+        |color: u8| images.add(&format!("data:image/png;base64,{}", STANDARD.encode(png([8, 8], [color; 3])))).unwrap();
+    let (held, other) = (add(1), add(2));
+    features.keep(&held, vec![1.0, 2.0, 3.0]);
+    features.keep(&other, vec![4.0, 5.0, 6.0]);
+    assert_eq!(features.read(&[other.first_id, held.first_id]).unwrap(), [4.0, 5.0, 6.0, 1.0, 2.0, 3.0]);
+    drop(other);
+    assert!(images.forget(u64::MAX).is_empty());
+    let forgotten = images.forget(0);
+    assert_eq!(forgotten, [FIRST_IMAGE_ID + 1]);
+    features.forget(&forgotten);
+    assert!(features.has(&held) && features.read(&forgotten).is_err() && images.all().len() == 1);
+    assert!(!features.has(&add(2)));
+
+    // At the end of the ids, those of forgotten images are taken.
+    let mut found = Found::default();
+    let at = |first_id: u32| {
+        let (source, content, cut) = (Source::Bytes(Vec::new()), held.content, held.cut.clone());
+        (first_id, Arc::new(Image { name: String::new(), source, content, cut, first_id }))
+    };
+    found.images.extend([at(FIRST_IMAGE_ID), at(FIRST_IMAGE_ID + 3), at(FIRST_IMAGE_ID + NUM_IDS - 1)]);
+    assert_eq!([2, 3].map(|tokens| found.free_ids(tokens)), [Some(FIRST_IMAGE_ID + 1), Some(FIRST_IMAGE_ID + 4)]);
+    assert_eq!(found.free_ids(NUM_IDS as usize), None);
+}

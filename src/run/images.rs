@@ -1,4 +1,4 @@
-//! The features of a data set's images: made before the first step, image by image, and kept for later runs.
+//! The features of images. Those of a data set are made before the first step, image by image, and kept for later runs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::data::progress::{Meter, Work};
 use crate::images::{FeatureWriter, Features, Images, Limits};
 use crate::model::Model;
 use crate::model::tower::{self, Tower};
-use crate::model::weights::Weights;
+use crate::model::weights::{WeightFiles, Weights};
 use crate::spec::{ModelConfig, Vision};
 use crate::util::failure::Failure;
 
@@ -39,6 +39,26 @@ pub(crate) fn with_images(
     Ok(model.with_features(features))
 }
 
+/// The files that the weights of a tower are in, and what stands for these weights, if there are any.
+fn tower_in(weights: &Weights) -> Option<(&WeightFiles, [u8; 32])> {
+    let Weights::Files(files) = weights else { return None };
+    Some((files, tower::digest(files)?))
+}
+
+/// Whether there are weights of a tower.
+pub(crate) fn has_tower(weights: &Weights) -> bool {
+    tower_in(weights).is_some()
+}
+
+/// The tower among a model's weights.
+///
+/// # Errors
+/// Weights without one, or that do not fit it.
+pub(crate) fn tower_of(weights: &Weights, vision: &Vision, device: &Device) -> Result<Tower, String> {
+    let (files, _) = tower_in(weights).ok_or("cannot be seen: the model's weights have no vision tower")?;
+    Tower::load(vision.clone(), weights, files, device).map_err(|problem| problem.to_string())
+}
+
 fn features(
     (folder, weights): (&Path, &Weights),
     images: &Images,
@@ -46,9 +66,9 @@ fn features(
     options: &OpenOptions<'_>,
 ) -> Result<Features, Failure> {
     let no_tower = || Failure::input(format!("the weights in {} have no vision tower", folder.display()));
-    let Weights::Files(files) = weights else { return Err(no_tower()) };
     let vision = images.vision().map_err(Failure::input)?;
-    let key = images.key(tower::digest(files).ok_or_else(no_tower)?).map_err(Failure::input)?;
+    let (_, digest) = tower_in(weights).ok_or_else(no_tower)?;
+    let key = images.key(digest).map_err(Failure::input)?;
     let all = images.all();
     let kept_in = options.cache.folder.as_ref().map(|folder| folder.with_file_name("images"));
     let mut writer = FeatureWriter::new(kept_in, key, vision, &all).map_err(Failure::input)?;
@@ -62,8 +82,7 @@ fn features(
         let features = || {
             let pieces = images.pieces(image)?;
             if tower.is_none() {
-                let loaded = Tower::load(vision.clone(), weights, files, device);
-                tower = Some(loaded.map_err(|problem| problem.to_string())?);
+                tower = Some(tower_of(weights, vision, device)?);
             }
             Ok(tower.as_ref().map(|tower| tower.features(pieces)).unwrap_or_default())
         };

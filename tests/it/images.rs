@@ -44,11 +44,11 @@ const FAMILIES: [(&str, usize); 8] = [
     (GEMMA3, 96),
 ];
 const QWEN2_VL: &str = "images-qwen2_vl";
-const GEMMA3: &str = "images-gemma3";
-const QWEN3_VL: &str = "images-qwen3_vl";
+pub(crate) const GEMMA3: &str = "images-gemma3";
+pub(crate) const QWEN3_VL: &str = "images-qwen3_vl";
 const QWEN2_5_VL: &str = "images-qwen2_5_vl";
 const SMOLVLM: &str = "images-smolvlm";
-const MISTRAL3: &str = "images-mistral3";
+pub(crate) const MISTRAL3: &str = "images-mistral3";
 
 fn golden_folder(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(family)
@@ -59,7 +59,7 @@ fn json_of(family: &str, name: &str) -> Value {
 }
 
 /// Writes the model, its rows and their images into `folder`; tensors have the names that transformers saves them under.
-fn write_model(family: &str, folder: &Path) -> Golden {
+pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
     for entry in fs::read_dir(golden_folder(family)).unwrap() {
         let path = entry.unwrap().path();
         if !path.file_name().unwrap().to_str().unwrap().starts_with("golden") {
@@ -369,6 +369,7 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
             "2 places for images, and the row has 1",
         ),
         (row(json!("[IMG] a"), json!(["a.png"])), "has 1 images, and its text has 2 times \"[IMG]\""),
+        (row(json!("[IMG] a"), json!(null)), "has the token of images in its text, which stands for none"),
         (
             row(json!([{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]), json!(null)),
             "is an address",

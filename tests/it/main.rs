@@ -48,6 +48,7 @@ mod room;
 mod scores;
 mod secrets;
 mod shipping;
+mod shown;
 mod soak;
 mod start_from;
 mod starts;

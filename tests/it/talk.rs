@@ -41,7 +41,7 @@ fn stdout(args: &[&str]) -> String {
 /// A server that ends with the test.
 pub(crate) struct Server {
     child: Child,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Server {

@@ -43,7 +43,7 @@ pub(super) fn read(
         let encoded = match (fields.get("prompt"), fields.get("messages"), template) {
             (Some(Value::String(prompt)), None, _) => encode_prompt(tokenizer, template, system, prompt),
             (None, Some(Value::Array(messages)), Some(template)) => {
-                encode_messages(tokenizer, template, messages, system)
+                encode_messages(tokenizer, (template, None), messages, system)
             }
             (None, Some(_), None) => return Err(wrong("`messages` need a chat template".to_owned())),
             _ => return Err(wrong("expected `prompt`, a text, or `messages`, a list".to_owned())),

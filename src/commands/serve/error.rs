@@ -72,10 +72,11 @@ impl ApiError {
 
     /// A prompt that the model cannot continue.
     pub(super) fn of_prompt(error: &GenerateError) -> Self {
+        if let GenerateError::Image(_) = error {
+            return Self::failed(&error.to_string());
+        }
         let code = matches!(error, GenerateError::PromptTooLong { .. }).then_some("context_length_exceeded");
-        let message = error.to_string();
-        let message = message.split("\n  hint:").next().unwrap_or_default();
-        Self { code, ..Self::wrong(message, None) }
+        Self { code, ..Self::wrong(without_hint(&error.to_string()), None) }
     }
 
     /// In the words of `/v1/responses`, whose requests are read as a chat's.
@@ -93,6 +94,11 @@ impl ApiError {
         let kind = if is_ours { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
+}
+
+/// A refusal without what helps on a command line alone.
+pub(super) fn without_hint(text: &str) -> &str {
+    text.split("\n  hint:").next().unwrap_or_default()
 }
 
 impl IntoResponse for ApiError {

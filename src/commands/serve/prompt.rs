@@ -1,14 +1,19 @@
 //! The tokens of a request's prompts. A prompt may take seconds to render and to tokenise: this is for threads that nobody
 //! else waits for.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use super::api::{AskedContent, Asking, Endpoint, Prompts, is_off};
-use super::error::ApiError;
-use crate::data::encode::Encoder;
+use super::error::{ApiError, without_hint};
+use super::sight::{self, Sight};
+use crate::data::encode::{Encoder, taken_out};
 use crate::data::formats::{Sample, conversation};
 use crate::data::template::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
+use crate::generate::GenerateError;
+use crate::images::{Image, is_of_image};
 
 /// Keys of messages that training reads.
 const KEYS: [&str; 11] = [
@@ -19,32 +24,48 @@ const KEYS: [&str; 11] = [
 /// What prompts are made with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prompting<'a> {
+    /// What reads images, if the model sees some.
+    pub(super) sight: Option<&'a Sight>,
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) template: Option<&'a ChatTemplate>,
     /// The system message of conversations that have none.
     pub(super) system: Option<&'a str>,
     pub(super) max_tokens: usize,
+    pub(super) vocab_size: usize,
     /// Bytes of the longest text of so many tokens.
     pub(super) max_bytes: usize,
 }
 
+/// The tokens of each prompt, and the images in them, which are not forgotten meanwhile.
+pub(super) type Prompted = (Vec<Vec<u32>>, Vec<Arc<Image>>);
+
 impl Prompting<'_> {
     /// The tokens to continue or to score, of each prompt.
-    pub(super) fn ids(&self, asking: &Asking) -> Result<Vec<Vec<u32>>, ApiError> {
+    pub(super) fn ids(&self, asking: &Asking) -> Result<Prompted, ApiError> {
         let is_scored = asking.endpoint == Endpoint::Score;
-        let text_ids = |text: &String| self.text_ids(text, is_scored);
         match (&asking.content, self.template) {
-            (AskedContent::Prompts(Prompts::Text(text)), _) => Ok(vec![text_ids(text)?]),
-            (AskedContent::Prompts(Prompts::Tokens(ids)), _) => Ok(vec![ids.clone()]),
-            (AskedContent::Prompts(Prompts::Texts(texts)), _) => texts.iter().map(text_ids).collect(),
-            (AskedContent::Prompts(Prompts::ManyTokens(prompts)), _) => Ok(prompts.clone()),
+            (AskedContent::Prompts(prompts), _) => Ok((self.text_prompts(prompts, is_scored)?, Vec::new())),
             (AskedContent::Messages(_), None) => {
                 let other = if is_scored { "`input` takes a text" } else { "/v1/completions continues a text" };
                 Err(ApiError::wrong(format!("this model has no chat template; {other}"), Some("model")))
             }
             (AskedContent::Messages(messages), Some(template)) => {
-                Ok(vec![self.conversation_ids(messages, asking.tools.as_ref(), template, is_scored)?])
+                self.conversation(messages, asking.tools.as_ref(), template, is_scored)
             }
+        }
+    }
+
+    fn text_prompts(&self, prompts: &Prompts, is_scored: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+        let text_ids = |text: &String| self.text_ids(text, is_scored);
+        let given = |ids: &Vec<u32>| match ids.iter().find(|id| is_of_image(**id)) {
+            Some(&id) => Err(ApiError::of_prompt(&GenerateError::UnknownToken { id, vocab_size: self.vocab_size })),
+            None => Ok(ids.clone()),
+        };
+        match prompts {
+            Prompts::Text(text) => Ok(vec![text_ids(text)?]),
+            Prompts::Tokens(ids) => Ok(vec![given(ids)?]),
+            Prompts::Texts(texts) => texts.iter().map(text_ids).collect(),
+            Prompts::ManyTokens(prompts) => prompts.iter().map(given).collect(),
         }
     }
 
@@ -61,33 +82,45 @@ impl Prompting<'_> {
         ids.map_err(|error| ApiError::wrong(error, Some(if is_scored { "input" } else { "prompt" })))
     }
 
-    fn conversation_ids(
+    fn conversation(
         &self,
         messages: &[Value],
         tools: Option<&Value>,
         template: &ChatTemplate,
         is_scored: bool,
-    ) -> Result<Vec<u32>, ApiError> {
+    ) -> Result<Prompted, ApiError> {
         let wrong = |error: &dyn std::fmt::Display| {
             let text = error.to_string();
             let is_of_tools = ["`tools`", "tool "].iter().any(|start| text.starts_with(start));
             let param = if is_of_tools { "tools" } else { "messages" };
-            ApiError::wrong(text.split("\n  hint:").next().unwrap_or_default(), Some(param))
+            ApiError::wrong(without_hint(&text), Some(param))
         };
         // A template writes a token for each, at least.
         if messages.len() > self.max_tokens {
             return Err(ApiError::beyond_context(&format!("{} messages", messages.len()), self.max_tokens));
         }
         let messages = messages.iter().enumerate().map(|(index, message)| cleaned(index, message));
-        let messages = messages.collect::<Result<Vec<Value>, _>>()?;
-        let (messages, tools) = conversation(&messages, tools, self.system, template).map_err(|error| wrong(&error))?;
+        let mut messages = messages.collect::<Result<Vec<Value>, _>>()?;
+        let sight = self.sight.filter(|_| template.reads_parts() && !is_scored);
+        let held = match sight {
+            Some(sight) => sight.read(&mut messages, self.max_tokens)?,
+            None => {
+                let reason = if is_scored { "and images are not scored" } else { "and this model sees none" };
+                sight::refuse(&mut messages, reason).map(|()| Vec::new())?
+            }
+        };
+        let images = sight.map(Sight::images);
+        let read = conversation(&messages, tools, self.system, (template, images.is_some()));
+        let (messages, tools) = read.map_err(|error| wrong(&error))?;
         let tools = tools.as_ref();
+        let (messages, in_text) = taken_out(images, &messages).map_err(|error| wrong(&error))?;
         let text = template.render_prompt(&messages, tools).map_err(|error| wrong(&error))?;
         refuse_names(&messages, tools, template, &text)?;
         let text =
             if is_scored { template.render(&messages, tools, false).map_err(|error| wrong(&error))? } else { text };
         self.check_length(&text)?;
-        self.tokenizer.encode(&text, false).map_err(|error| wrong(&error))
+        let ids = in_text.prompt_ids(images, self.tokenizer, text).map_err(|error| wrong(&error))?;
+        Ok((vec![ids], held))
     }
 
     /// Refuses a text that cannot be a prompt, before time goes into its tokens.
@@ -106,12 +139,6 @@ fn cleaned(index: usize, message: &Value) -> Result<Value, ApiError> {
     let says = |(key, value): &(&String, &Value)| ["role", "content"].contains(&key.as_str()) || !is_off(value);
     let kept: Map<String, Value> =
         message.iter().filter(says).map(|(key, value)| (key.clone(), value.clone())).collect();
-    let parts = kept.get("content").and_then(Value::as_array).into_iter().flatten();
-    if parts.filter_map(|part| part["type"].as_str()).any(|kind| kind.contains("image")) {
-        return Err(wrong(
-            "has an image; images are not served yet, `lora-train generate --image` reads them".to_owned(),
-        ));
-    }
     match kept.keys().find(|key| !KEYS.contains(&key.as_str())) {
         Some(key) => Err(wrong(format!("has `{key}`, which is not supported"))),
         None => Ok(kept.into()),
@@ -152,13 +179,15 @@ mod tests {
             tokenizer: &tokenizer,
             template: Some(&template),
             system: None,
+            sight: None,
             max_tokens: 600,
+            vocab_size: 600,
             max_bytes: 600 * tokenizer.longest_token(),
         };
         let body = json!({"messages": messages}).to_string();
         let (asking, _) = Asking::parse(Endpoint::Chat, body.as_bytes()).unwrap();
         let refused = |error: ApiError| error.json()["error"]["message"].as_str().unwrap().to_owned();
-        let ids = prompting.ids(&asking).map_err(refused)?;
+        let (ids, _) = prompting.ids(&asking).map_err(refused)?;
         Ok(tokenizer.decode(&ids[0], false).unwrap())
     }
 
@@ -195,7 +224,7 @@ mod tests {
         for (message, reason) in [
             (json!({"role": "pilot"}), "its role is \"pilot\""),
             (json!({"content": null}), "its `content` is null"),
-            (json!({"content": [{"type": "image_url"}]}), "`messages[0]` has an image; images are not served yet"),
+            (json!({"content": [{"type": "image_url"}]}), "`messages[0]` has an image, and this model sees none"),
             (json!({"name": "Ada"}), "`messages[0]` has `name`, which the chat template does not write"),
             (json!({"audio": {"id": "a"}}), "`messages[0]` has `audio`, which is not supported"),
         ] {

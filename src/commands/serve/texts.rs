@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
+use super::sight::Sight;
 use crate::commands::named::OpenedModel;
 use crate::data::template::Stops;
 use crate::generate::{GenerateError, GenerateOptions, Grammar, NewText, TextBatch, TextRequest};
+use crate::images::Image;
 use crate::util::failure::Failure;
 
 /// What a text has got: its place among the prompts of its request, and what is new.
@@ -20,6 +23,7 @@ pub(super) type NewOf = (usize, Result<NewText, GenerateError>);
 pub(super) struct TextJob {
     pub(super) adapter: usize,
     pub(super) prompt_ids: Vec<u32>,
+    pub(super) images: Vec<Arc<Image>>,
     pub(super) options: GenerateOptions,
     pub(super) stop: Vec<String>,
     pub(super) top_logprobs: Option<usize>,
@@ -28,6 +32,15 @@ pub(super) struct TextJob {
     /// Its place among the prompts of its request.
     pub(super) index: usize,
     pub(super) events: UnboundedSender<NewOf>,
+}
+
+/// Who gets a text that is being written.
+struct Reader {
+    /// The place of the text among the prompts of its request.
+    index: usize,
+    events: UnboundedSender<NewOf>,
+    /// Those in the prompt, so that they are not forgotten.
+    _images: Vec<Arc<Image>>,
 }
 
 /// Texts to score, as tokens, and who gets the scores.
@@ -46,9 +59,14 @@ pub(super) enum Work {
 }
 
 /// Writes and scores texts until nobody can ask for one any more. A text whose reader has gone is dropped.
-pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receiver<Work>) -> Result<(), Failure> {
+pub(super) fn write_texts(
+    opened: &OpenedModel,
+    stops: &[Stops],
+    sight: Option<&Sight>,
+    queue: &Receiver<Work>,
+) -> Result<(), Failure> {
     let mut batch = TextBatch::new(&opened.model, &opened.tokenizer).within(opened.text_bytes);
-    let mut readers = HashMap::new();
+    let (mut readers, mut tower) = (HashMap::new(), None);
     for id in 0.. {
         match next_job(queue, &batch) {
             Ok(Work::Score(ToScore { adapter, texts, reply })) => {
@@ -61,6 +79,7 @@ pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receive
                 let TextJob {
                     adapter,
                     prompt_ids,
+                    images,
                     options,
                     stop,
                     top_logprobs,
@@ -80,9 +99,11 @@ pub(super) fn write_texts(opened: &OpenedModel, stops: &[Stops], queue: &Receive
                     special_tokens,
                     grammar,
                 };
-                readers.insert(id, (index, events));
-                if let Err(error) = batch.add(id, request, |id, text| pass_on(&mut readers, id, text))
-                    && let Some((index, events)) = readers.remove(&id)
+                let seen = sight.map_or(Ok(()), |sight| sight.see(&images, &mut tower, opened));
+                readers.insert(id, Reader { index, events, _images: images });
+                let added = seen.and_then(|()| batch.add(id, request, |id, text| pass_on(&mut readers, id, text)));
+                if let Err(error) = added
+                    && let Some(Reader { index, events, .. }) = readers.remove(&id)
                 {
                     // Where nobody listens, nobody has to know.
                     drop(events.send((index, Err(error))));
@@ -109,9 +130,9 @@ fn next_job(queue: &Receiver<Work>, batch: &TextBatch<'_>) -> Result<Work, TryRe
 }
 
 /// Sends new text to its reader; breaks it off where nobody reads.
-fn pass_on(readers: &mut HashMap<u64, (usize, UnboundedSender<NewOf>)>, id: u64, text: NewText) -> ControlFlow<()> {
+fn pass_on(readers: &mut HashMap<u64, Reader>, id: u64, text: NewText) -> ControlFlow<()> {
     let has_ended = text.ending.is_some();
-    let is_read = readers.get(&id).is_some_and(|(index, events)| events.send((*index, Ok(text))).is_ok());
+    let is_read = readers.get(&id).is_some_and(|reader| reader.events.send((reader.index, Ok(text))).is_ok());
     if has_ended || !is_read {
         readers.remove(&id);
     }

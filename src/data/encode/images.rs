@@ -6,19 +6,19 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::data::error::DataError;
-use crate::data::tokenizer::Token;
+use crate::data::tokenizer::{Token, Tokenizer};
 use crate::images::{Image, Images};
 
 /// The images of a conversation, in order.
 #[derive(Debug, Default)]
-pub(super) struct InText {
+pub(crate) struct InText {
     images: Vec<Arc<Image>>,
     /// Where their tokens are written.
     places: Vec<Range<usize>>,
 }
 
 /// A conversation for a chat template, which is not to know what its images are, and these.
-pub(super) fn taken_out(images: Option<&Images>, messages: &[Value]) -> Result<(Vec<Value>, InText), DataError> {
+pub(crate) fn taken_out(images: Option<&Images>, messages: &[Value]) -> Result<(Vec<Value>, InText), DataError> {
     let (mut messages, mut found) = (messages.to_vec(), Vec::new());
     for message in &mut messages {
         let parts = message.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten();
@@ -33,6 +33,24 @@ pub(super) fn taken_out(images: Option<&Images>, messages: &[Value]) -> Result<(
 }
 
 impl InText {
+    /// The tokens of a prompt that a chat template wrote, with those of the images in it.
+    pub(crate) fn prompt_ids(
+        mut self,
+        images: Option<&Images>,
+        tokenizer: &Tokenizer,
+        mut text: String,
+    ) -> Result<Vec<u32>, DataError> {
+        let of_prompt = |error| match error {
+            DataError::Config(reason) if reason.starts_with("has ") => {
+                DataError::Config(format!("the prompt {reason}"))
+            }
+            other => other,
+        };
+        self.write(images, &mut text, &mut []).map_err(of_prompt)?;
+        let tokens = tokenizer.encode_tokens(&text, false)?;
+        self.number(images, &tokens, &mut vec![false; tokens.len()]).map_err(of_prompt)
+    }
+
     /// Writes in place of every image's marker the tokens that stand for it, and moves `answers` accordingly.
     pub(super) fn write(
         &mut self,
@@ -82,7 +100,7 @@ impl InText {
         carries_loss: &mut [bool],
     ) -> Result<Vec<u32>, DataError> {
         let mut ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
-        let Some(images) = images.filter(|_| !self.images.is_empty()) else { return Ok(ids) };
+        let Some(images) = images else { return Ok(ids) };
         let (image_token_id, mut last) = (images.image_token_id(), 0);
         let mut own = self.images.iter().flat_map(|image| (image.first_id..).take(image.num_tokens()));
         let mut places = self.places.iter().peekable();

@@ -1,0 +1,37 @@
+//! Images that users show a model.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::config::DataConfig;
+use crate::data::template::ChatTemplate;
+use crate::images::Images;
+use crate::run::images::{has_tower, images};
+use crate::run::inputs::ModelSource;
+
+/// What reads images for a model that is asked through this template.
+///
+/// # Errors
+/// Why it sees none.
+pub(crate) fn images_for(source: &ModelSource, template: Option<&ChatTemplate>) -> Result<Arc<Images>, String> {
+    let whole = DataConfig { max_length: usize::MAX, ..DataConfig::default() };
+    let images = images(&source.folder, &source.config, &whole).filter(|_| has_tower(&source.weights));
+    let images =
+        images.ok_or("this model sees no images\n  hint: `lora-train help images` lists those that do".to_owned())?;
+    images.vision()?;
+    if template.is_none_or(|template| !template.reads_parts()) {
+        return Err("images need a chat template that reads them, and the model has none".to_owned());
+    }
+    Ok(images)
+}
+
+/// A message of the user with images, as their paths, before its text.
+pub(crate) fn message(text: &str, images: &[String]) -> Value {
+    if images.is_empty() {
+        return json!({"role": "user", "content": text});
+    }
+    let parts = images.iter().map(|path| json!({"type": "image", "image": path}));
+    let parts: Vec<Value> = parts.chain([json!({"type": "text", "text": text})]).collect();
+    json!({"role": "user", "content": parts})
+}
