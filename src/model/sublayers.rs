@@ -4,6 +4,8 @@
 mod attention;
 mod delta_net;
 mod gated;
+mod heads;
+mod latent;
 mod layer_input;
 mod mixture;
 mod short_conv;

@@ -266,10 +266,21 @@ pub enum Probabilities {
 pub struct Choice {
     /// Name within the block of what is added to each probability for the choice alone.
     pub bias: Option<&'static str>,
-    /// Experts are in so many groups of neighbours, and those of the so many groups stay whose two best have the largest sums.
-    pub groups: Option<[usize; 2]>,
+    /// Which experts stay.
+    pub groups: Option<ExpertGroups>,
     /// Factor of the weights.
     pub factor: f64,
+}
+
+/// Experts in groups of neighbours, of which some stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: usize,
+    /// How many stay: those whose best experts have the largest sums.
+    pub num_kept: usize,
+    /// Number of those best experts.
+    pub num_best: usize,
 }
 
 impl Choice {
@@ -428,7 +439,8 @@ impl Block {
         });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
         let branches = self.two_branches().map(|_| BRANCH_NORMS).into_iter().flatten().flatten();
-        of_heads.chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
+        let of_latents = self.attention().into_iter().flat_map(Attention::latent_norms);
+        of_heads.chain(of_latents).chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
     }
 }
 

@@ -13,6 +13,7 @@ pub(super) use wrappers::WRAPPERS;
 
 mod dense;
 mod lacking;
+mod latent;
 mod mixtures;
 mod wrappers;
 
@@ -506,4 +507,11 @@ pub(super) static FAMILIES: &[Family] = &[
     mixtures::ERNIE4_5_MOE,
     mixtures::LFM2_MOE,
     mixtures::MINIMAX_M2,
+    latent::DEEPSEEK_V2,
+    latent::DEEPSEEK_V3,
+    latent::KIMI_K2,
+    latent::GLM4_MOE_LITE,
+    latent::YOUTU,
+    latent::MISTRAL4,
+    latent::MINICPM3,
 ];

@@ -128,7 +128,7 @@ impl Shown<'_> {
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
         let scaling = scaling.as_ref().map(|scaling| format!(", scaled: {}", json!(scaling)));
         let local = self.config.ropes.get(1).map(|local| format!("; in layers with a window {}", local.theta));
-        let (local, linear) = (local.unwrap_or_default(), self.linear_attention());
+        let (local, linear) = (local.unwrap_or_default(), self.latents() + &self.linear_attention());
         format!(
             "architecture: {model_type}, {}\nlayers: {num_layers} of width {hidden_size}, {inside} in \
              the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values{linear}\nvocabulary: {}, \
@@ -138,6 +138,16 @@ impl Shown<'_> {
             with_commas(self.config.max_position_embeddings),
             scaling.unwrap_or_default(),
         )
+    }
+
+    /// Widths of what queries, keys and values come from.
+    fn latents(&self) -> String {
+        let latent = self.config.blocks.iter().find_map(|block| block.attention()?.latent());
+        latent.map_or_else(String::new, |latent| {
+            let queries = latent.queries.map(|(_, rank)| format!(", {rank} for queries")).unwrap_or_default();
+            let (rank, turning, values) = (latent.rank, latent.num_turning, latent.value_dim);
+            format!("\nlatents: {rank} wide for keys and values{queries}; of a head {turning} turn, and values have {values}")
+        })
     }
 
     /// How many layers have linear attention, and with which heads, or convolutions.
@@ -192,6 +202,7 @@ impl Shown<'_> {
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
             "biases": biases.map(|site| site.has_bias).collect::<Vec<_>>(),
+            "latents": attentions().map(|attention| attention.latent().map(|latent| latent.rank)).collect::<Vec<_>>(),
             "convolutions": config.blocks.iter().map(|block| block.short_conv().is_some()).collect::<Vec<_>>(),
             "linear_attention": config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>(),
             "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),

@@ -109,6 +109,15 @@ fn by_key_head() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
+/// A layer whose keys and values, and queries where they have a `rank`, come from latents; values are narrower than keys.
+fn with_latents(rank: Option<usize>) -> ModelConfig {
+    let rank = rank.map_or("null".to_owned(), |rank| rank.to_string());
+    let json = r#"{"model_type": "youtu", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
+        "num_hidden_layers": 1, "num_attention_heads": 3, "q_lora_rank": RANK, "kv_lora_rank": 20, "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 6, "v_head_dim": 12}"#;
+    ModelConfig::from_json(&json.replace("RANK", &rank)).unwrap()
+}
+
 /// One of four layers of Gemma 4: both of the first share their keys and values, which the others use; values may be keys where
 /// there is no window, and the feed-forward layer may have experts beside it.
 fn gemma4(layer: usize, values_are_keys: bool, has_experts: bool) -> ModelConfig {
@@ -314,6 +323,9 @@ fn compare_all(device: &Device) {
     compare(device, &gemma4(2, false, false), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &hybrid("full_attention"), None);
     compare(device, &by_key_head(), None);
+    compare(device, &with_latents(None), None);
+    compare(device, &with_latents(Some(24)), None);
+    compare(device, &with_latents(Some(24)), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &hybrid("linear_attention"), None);
     compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
 }

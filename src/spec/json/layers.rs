@@ -10,7 +10,7 @@ use crate::spec::block::{
     Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
     SublayerKind, TwoBranches,
 };
-use crate::spec::family::{AttentionExtra, Family, NoRope, Windows};
+use crate::spec::family::{AttentionExtra, Family, LatentWidths, NoRope, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
@@ -128,6 +128,7 @@ pub(super) struct Widths {
     pub(super) delta_net: Option<DeltaNetShape>,
     /// Tokens that short convolutions see.
     pub(super) short_conv: Option<usize>,
+    pub(super) latent: Option<LatentWidths>,
     pub(super) gemma4: Option<Gemma4>,
     pub(super) qk_norms: Option<QueryKeyNorms>,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
@@ -210,6 +211,9 @@ impl Widths {
     /// The attention of a layer, whose linear layers are the first of `sites`.
     fn attention(&self, family: &Family, index: usize, layer: Layer, sites: &mut Vec<Site>) -> Attention {
         let Self { hidden, biases: [of_qkv, of_output, _], .. } = *self;
+        if let Some(latent) = self.latent {
+            return latent.of_layer(self.heads, hidden, [of_qkv, of_output], sites);
+        }
         let gemma4 = self.gemma4.as_ref();
         let full = gemma4.filter(|_| !layer.is_local);
         let heads = Heads { window: layer.window, ..full.map_or(self.heads, |gemma4| gemma4.full) };
