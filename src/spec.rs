@@ -17,6 +17,7 @@ pub mod gguf;
 mod json;
 mod rope;
 mod shipped;
+pub mod state_space;
 mod stored;
 mod vision;
 
@@ -32,6 +33,7 @@ pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
 pub use rope::{QueryGrowth, Rope, RopeAxes, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
+pub use state_space::{StateHeads, StateSpace};
 pub use stored::{Method, Packer, StoredQuantisation, Words};
 pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision, Windows};
 

@@ -355,8 +355,16 @@ mod tests {
         }
     }
 
-    /// Layers whose keys and values come from latents.
-    fn with_latents(folder: &str) -> ModelConfig {
+    #[test]
+    fn state_spaces_give_the_logits_of_the_full_pass_from_their_states() {
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let worst = worst_difference(&golden("granitemoehybrid-mamba"), Dtype::F32, &device, 90);
+            assert!(worst < 1e-4, "{worst}");
+        }
+    }
+
+    /// A model of a folder of golden files.
+    fn golden(folder: &str) -> ModelConfig {
         let file = format!("{}/tests/golden/{folder}/config.json", env!("CARGO_MANIFEST_DIR"));
         ModelConfig { initializer_range: 0.15, ..ModelConfig::from_file(file.as_ref()).unwrap() }
     }
@@ -366,12 +374,12 @@ mod tests {
         // With and without a latent of queries, a yarn, queries that grow, and values as wide as keys.
         for folder in ["deepseek_v3", "deepseek_v2", "glm4_moe_lite", "mistral4"] {
             for device in [Device::flex(), Device::flex().autodiff()] {
-                let worst = worst_difference(&with_latents(folder), Dtype::F32, &device, 40);
+                let worst = worst_difference(&golden(folder), Dtype::F32, &device, 40);
                 assert!(worst < 1e-4, "{folder}: {worst}");
             }
         }
         // So many numbers for a token of two layers: the latent, and what turns.
-        assert_eq!(text_bytes(&with_latents("deepseek_v3"), 4, 3), 2 * 2 * (28 + 8) * 4 * 3);
+        assert_eq!(text_bytes(&golden("deepseek_v3"), 4, 3), 2 * 2 * (28 + 8) * 4 * 3);
     }
 
     #[test]
@@ -403,8 +411,8 @@ mod tests {
         let cases = [
             (config(Some(3)), Device::flex(), 0.0),
             (config(Some(3)), Device::flex().autodiff(), 1e-4),
-            (with_latents("deepseek_v3"), Device::flex(), 1e-5),
-            (with_latents("deepseek_v3"), Device::flex().autodiff(), 1e-4),
+            (golden("deepseek_v3"), Device::flex(), 1e-5),
+            (golden("deepseek_v3"), Device::flex().autodiff(), 1e-4),
         ];
         for (config, device, tolerance) in cases {
             let (model, adapters) = fixture(&config, Dtype::F32, &device);
@@ -428,8 +436,9 @@ mod tests {
             (hybrid(), false, Device::flex().autodiff(), 1e-4),
             (with_shared_keys(), false, Device::flex(), 1e-5),
             (with_shared_keys(), false, Device::flex().autodiff(), 1e-4),
-            (with_latents("deepseek_v3"), false, Device::flex(), 1e-5),
-            (with_latents("deepseek_v3"), true, Device::flex().autodiff(), 1e-4),
+            (golden("deepseek_v3"), false, Device::flex(), 1e-5),
+            (golden("deepseek_v3"), true, Device::flex().autodiff(), 1e-4),
+            (golden("granitemoehybrid-mamba"), false, Device::flex(), 1e-5),
             (config(None), true, Device::flex(), 1e-4),
             (config(None), true, Device::flex().autodiff(), 1e-4),
         ];

@@ -42,6 +42,7 @@ const LLAMA: Family = Family {
     windows: Windows::Never,
     delta_heads: None,
     has_short_convs: false,
+    has_state_spaces: false,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,

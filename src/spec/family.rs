@@ -46,6 +46,8 @@ pub(crate) struct Family {
     pub(super) delta_heads: Option<DeltaHeads>,
     /// Layers that `layer_types` calls `conv` have a gated short convolution in place of attention.
     pub(super) has_short_convs: bool,
+    /// Layers that `layer_types` calls `mamba` or `linear_attention` have a state space in place of attention.
+    pub(super) has_state_spaces: bool,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,

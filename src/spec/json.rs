@@ -16,6 +16,7 @@ mod experts;
 mod latent;
 mod layers;
 mod rope;
+mod state_space;
 
 impl ModelConfig {
     /// Reads a `config.json`, or the shape in the metadata of a GGUF file.
@@ -120,6 +121,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let qk_norms = family.qk_norms.filter(|_| family.model_type != "glm4_moe" || json.boolean("use_qk_norm", false));
     let (short_conv, activation) = (short_conv(json, family), activation(json, family));
     let mut layers = layers::layers(json, family, num_hidden_layers);
+    let has_spaces = family.has_state_spaces && layers.iter().any(|layer| layer.has_other);
+    let state_space = has_spaces.then(|| state_space::shape(json, hidden));
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = match latent {
         Some(LatentWidths { of_head: [_, turning, _], .. }) => [turning; 2],
@@ -138,6 +141,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         activation,
         delta_net,
         short_conv,
+        state_space,
         latent,
         gemma4,
         qk_norms,

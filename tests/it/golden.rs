@@ -427,10 +427,10 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
     let (mut families, of_modules): (Vec<_>, Vec<_>) = (families().collect(), crate::modules::families().collect());
     for (_, golden, _) in families.iter_mut().filter(|(name, ..)| TAKEN_FOR_EXPERTS.contains(name)) {
+        let has_latents = golden.model(Dtype::F32).config.blocks[0].attention().is_some_and(|it| it.latent().is_some());
         let cases = &mut golden.json["cases"];
         cases["rslora"] = cases["all_linear"].clone();
         let latents = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"];
-        let has_latents = golden.model(Dtype::F32).config.blocks[0].attention().is_some_and(|it| it.latent().is_some());
         let targets = if has_latents { latents } else { ["q_proj", "v_proj", "o_proj"] };
         cases["rslora"]["lora"]["target_modules"] = serde_json::json!(targets);
     }
@@ -556,6 +556,7 @@ fn shape(config: &ModelConfig) -> String {
         blocks.iter().find_map(Block::mixture).map(|it| format!("{}/{} experts", it.num_per_token, it.experts.len())),
     );
     parts.extend(blocks.iter().find_map(Block::delta_net).map(|_| "linear attention".to_owned()));
+    parts.extend(blocks.iter().find_map(Block::state_space).map(|_| "state spaces".to_owned()));
     parts.extend(blocks.iter().find_map(Block::short_conv).map(|_| "convolutions".to_owned()));
     let scaling = config.ropes.iter().find_map(|rope| rope.scaling.as_ref());
     parts.extend(

@@ -106,7 +106,7 @@ impl Compute for DeltaNet {
         let [qkv, z, b, a] = self.projected(x, linears);
         let gates = [b, a];
         let (place, heads, of_rule) = (linears.context.place(), self.spec.heads, self.gates(&gates));
-        let convolve = |qkv: &Tensor<2>, layout: &Layout| short_conv(place, qkv, &self.conv, layout);
+        let convolve = |qkv: &Tensor<2>, layout: &Layout| short_conv(place, qkv, (&self.conv, None), layout);
         let whole = |layout: &Layout| {
             delta_rule(place, DeltaInputs { qkv: &convolve(&qkv, layout), gates: &of_rule, layout, heads })
         };
@@ -148,11 +148,11 @@ impl Compute for DeltaNet {
         drop((d_normed, o));
         let d_o = d_o.reshape(dz.dims());
         let gates = self.gates(&[b, a.clone()]);
-        let convolved = short_conv(place, &qkv, &self.conv, layout);
+        let convolved = short_conv(place, &qkv, (&self.conv, None), layout);
         let inputs = DeltaInputs { qkv: &convolved, gates: &gates, layout, heads };
         let (d_convolved, d_gates) = delta_rule_backward(place, &d_o, inputs);
         drop((convolved, d_o));
-        let dqkv = short_conv_backward(place, &d_convolved, &qkv, &self.conv, layout);
+        let dqkv = short_conv_backward(place, &d_convolved, &qkv, (&self.conv, None), layout);
         drop((d_convolved, qkv));
         let [db, da] = gates.backward(d_gates, &a, &self.a_log, &self.dt_bias);
         match self.spec.inputs {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::spec::{
     Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, Probabilities, QueryKeyNorms, Role, RopePairs, RopeScaling,
-    short_name,
+    StateHeads, short_name,
 };
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -328,8 +328,21 @@ fn what_families_have_beside_llamas_is_read() {
     let granite = read("granitemoehybrid", hybrid).unwrap();
     assert_eq!((ropes(&granite), granite.blocks[0].gated().unwrap().intermediate_size), (vec![None; 2], 40));
     assert_eq!(granite.blocks[1].sites[4].name, "shared_mlp.input_linear");
-    let refused = read("granitemoehybrid", &hybrid.replacen("\"attention\"", "\"mamba\"", 1)).unwrap_err().to_string();
-    assert!(refused.contains("`layer_types` names \"mamba\" for layer 0"), "{refused}");
+    let mamba = |more: &str| read("granitemoehybrid", &(hybrid.replacen("\"attention\"", "\"mamba\"", 1) + more));
+    let granite = mamba(r#", "mamba_n_heads": 8, "time_step_limit": [0.0, {"__float__": "Infinity"}]"#).unwrap();
+    let space = granite.blocks[0].state_space().unwrap();
+    let heads = StateHeads { num_heads: 8, num_groups: 1, head_dim: 16, state_dim: 256 };
+    assert_eq!((space.heads, space.bounds, granite.blocks[1].state_space()), (heads, [0.0, f64::INFINITY], None));
+    assert_eq!(granite.blocks[0].sites[space.input].shape, [2 * 128 + 2 * 256 + 8, 64]);
+    for (more, expected) in [
+        (r#", "mamba_n_heads": 8, "mamba_d_head": 8"#, "expected `mamba_expand` * `hidden_size` = 128 in all"),
+        (r#", "mamba_n_heads": 8, "mamba_n_groups": 3"#, "`mamba_n_groups` = 3 does not divide"),
+        (r#", "time_step_limit": [1.0]"#, "expected two numbers, the smaller one first"),
+        (r#", "num_local_experts": 4"#, "`num_local_experts` = 4 is not supported"),
+    ] {
+        let refused = mamba(more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
     assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
 }
 
