@@ -51,6 +51,7 @@ pub mod quantised;
 pub mod rotary;
 pub mod routing;
 pub mod short_conv;
+pub mod state_space;
 pub mod swiglu;
 pub mod token_rows;
 pub mod travel;

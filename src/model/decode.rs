@@ -223,6 +223,7 @@ mod tests {
     use crate::config::{InitLoraWeights, LoraConfig};
     use crate::data::batch::{Batch, Document};
     use crate::device::Dtype;
+    use crate::model::budget::text_bytes;
     use crate::model::load;
     use crate::model::weights::fixture::{tiny_config, windowed};
     use crate::model::weights::{RandomWeights, Weights};
@@ -355,6 +356,33 @@ mod tests {
     }
 
     #[test]
+    fn state_spaces_give_the_logits_of_the_full_pass_from_their_states() {
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let worst = worst_difference(&golden("granitemoehybrid-mamba"), Dtype::F32, &device, 90);
+            assert!(worst < 1e-4, "{worst}");
+        }
+    }
+
+    /// A model of a folder of golden files.
+    fn golden(folder: &str) -> ModelConfig {
+        let file = format!("{}/tests/golden/{folder}/config.json", env!("CARGO_MANIFEST_DIR"));
+        ModelConfig { initializer_range: 0.15, ..ModelConfig::from_file(file.as_ref()).unwrap() }
+    }
+
+    #[test]
+    fn latents_give_the_logits_of_the_full_pass_without_keys_and_values() {
+        // With and without a latent of queries, a yarn, queries that grow, and values as wide as keys.
+        for folder in ["deepseek_v3", "deepseek_v2", "glm4_moe_lite", "mistral4"] {
+            for device in [Device::flex(), Device::flex().autodiff()] {
+                let worst = worst_difference(&golden(folder), Dtype::F32, &device, 40);
+                assert!(worst < 1e-4, "{folder}: {worst}");
+            }
+        }
+        // So many numbers for a token of two layers: the latent, and what turns.
+        assert_eq!(text_bytes(&golden("deepseek_v3"), 4, 3), 2 * 2 * (28 + 8) * 4 * 3);
+    }
+
+    #[test]
     fn a_state_goes_on_to_a_longer_text_and_starts_anew_for_another() {
         let (model, adapters) = fixture(&hybrid(), Dtype::F32, &Device::flex());
         let mut sequence = Sequence::new(&model);
@@ -380,8 +408,14 @@ mod tests {
 
     #[test]
     fn several_tokens_can_follow_the_prompt_at_once() {
-        for (device, tolerance) in [(Device::flex(), 0.0), (Device::flex().autodiff(), 1e-4)] {
-            let (model, adapters) = fixture(&config(Some(3)), Dtype::F32, &device);
+        let cases = [
+            (config(Some(3)), Device::flex(), 0.0),
+            (config(Some(3)), Device::flex().autodiff(), 1e-4),
+            (golden("deepseek_v3"), Device::flex(), 1e-5),
+            (golden("deepseek_v3"), Device::flex().autodiff(), 1e-4),
+        ];
+        for (config, device, tolerance) in cases {
+            let (model, adapters) = fixture(&config, Dtype::F32, &device);
             let (mut apart, mut at_once) = (Sequence::new(&model), Sequence::new(&model));
             let _ = (one(&model, &mut apart, &adapters, &[1, 2]), one(&model, &mut at_once, &adapters, &[1, 2]));
             let _ = one(&model, &mut apart, &adapters, &[3]);
@@ -402,6 +436,9 @@ mod tests {
             (hybrid(), false, Device::flex().autodiff(), 1e-4),
             (with_shared_keys(), false, Device::flex(), 1e-5),
             (with_shared_keys(), false, Device::flex().autodiff(), 1e-4),
+            (golden("deepseek_v3"), false, Device::flex(), 1e-5),
+            (golden("deepseek_v3"), true, Device::flex().autodiff(), 1e-4),
+            (golden("granitemoehybrid-mamba"), false, Device::flex(), 1e-5),
             (config(None), true, Device::flex(), 1e-4),
             (config(None), true, Device::flex().autodiff(), 1e-4),
         ];

@@ -72,6 +72,54 @@ impl<'a> Linears<'a> {
         self.finished(site, x, y, kept)
     }
 
+    /// The output of a linear layer for some of the tokens, which have equally many rows each; nothing is kept for a backward.
+    pub(super) fn forward_rows(&self, site: SiteId, x: &Tensor<2>, tokens: Range<usize>) -> Tensor<2> {
+        let (place, weight) = (self.context.place(), &self.weights[site]);
+        let y = match self.adapter(site) {
+            Some((kind, adapter)) => kind.forward(place, x, weight, adapter, None).0,
+            None => linear(place, x, weight, None, None).0,
+        };
+        let add = |y, (rows, adapter): (Range<usize>, &Adapter)| {
+            adapter.kind.add(place, y, x, weight, adapter.applied(None), rows)
+        };
+        self.of_rows(site, tokens, x.dims()[0]).fold(y, add)
+    }
+
+    /// The product with a linear layer's transposed matrix, its adapter in it, likewise.
+    pub(super) fn transposed_rows(&self, site: SiteId, y: &Tensor<2>, tokens: Range<usize>) -> Tensor<2> {
+        let (place, weight) = (self.context.place(), &self.weights[site]);
+        // The gradient of an input, which is that of any.
+        let by = |y: &Tensor<2>, adapter: Option<(AdapterKind, Applied<'_>)>| {
+            let x = Tensor::zeros([y.dims()[0], weight.dims()[1]], (&y.device(), y.dtype()));
+            let dx = match adapter {
+                Some((kind, adapter)) => kind.backward(place, y, &x, weight, (adapter, None), InputGrad::Fresh).0,
+                None => linear_backward(place, y, &x, weight, None, InputGrad::Fresh).0,
+            };
+            dx.unwrap_or(x)
+        };
+        let x = by(y, self.adapter(site));
+        let put = |x: Tensor<2>, (rows, adapter): (Range<usize>, &Adapter)| {
+            let (part, width) = (y.clone().narrow(0, rows.start, rows.len()), x.dims()[1]);
+            x.slice_assign([rows, 0..width], by(&part, Some((adapter.kind, adapter.applied(None)))))
+        };
+        self.of_rows(site, tokens, y.dims()[0]).fold(x, put)
+    }
+
+    /// The adapters that a layer has by rows, of which some of the tokens have `num_rows`.
+    fn of_rows(
+        &self,
+        site: SiteId,
+        tokens: Range<usize>,
+        num_rows: usize,
+    ) -> impl Iterator<Item = (Range<usize>, &'a Adapter)> + use<'a> {
+        let of_token = num_rows / tokens.len().max(1);
+        self.context.by_rows.iter().filter_map(move |(rows, adapters)| {
+            let [start, end] = [rows.start, rows.end].map(|row| row.clamp(tokens.start, tokens.end) - tokens.start);
+            let adapter = adapters.get(&site).filter(|_| start < end)?;
+            Some((start * of_token..end * of_token, adapter))
+        })
+    }
+
     /// The outputs of projections of one input.
     pub(super) fn project<const N: usize>(&mut self, projections: Projections<N>, x: &Tensor<2>) -> [Tensor<2>; N] {
         match projections {
@@ -137,11 +185,10 @@ impl<'a> Linears<'a> {
         let (place, weight) = (self.context.place(), &self.weights[site]);
         self.context.watch.iter().for_each(|watch| watch.see(site, x));
         self.kept.extend(kept.map(|kept| (site, kept)));
-        let add = |y, (rows, adapters): &(Range<usize>, &BlockAdapters)| match adapters.get(&site) {
-            Some(adapter) => adapter.kind.add(place, y, x, weight, adapter.applied(None), rows.clone()),
-            None => y,
+        let add = |y, (rows, adapter): (Range<usize>, &Adapter)| {
+            adapter.kind.add(place, y, x, weight, adapter.applied(None), rows)
         };
-        self.context.by_rows.iter().fold(y, add)
+        self.of_rows(site, 0..x.dims()[0], x.dims()[0]).fold(y, add)
     }
 
     /// The gradient of a linear layer's input `x`, as `input_grad` asks. What the forward did not keep is computed anew.

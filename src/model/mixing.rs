@@ -22,6 +22,17 @@ pub trait TokenMixing {
     /// Attention of queries, keys (both after the rotary embedding) and values.
     fn attention(&mut self, qkv: [&Tensor<2>; 3], heads: Heads) -> Attended;
 
+    /// Keeps latents of keys and values, where a text's are kept, and says whether [`attention_to_latents`](Self::attention_to_latents)
+    /// must be asked, since there are earlier ones.
+    fn keep_latents(&mut self, _: &dyn Fn() -> Tensor<2>) -> bool {
+        false
+    }
+
+    /// Attention of queries of latents to those that are kept, in place of keys and values, with the heads of the cache.
+    fn attention_to_latents(&mut self, _: &Tensor<2>) -> Attended {
+        unreachable!("nothing is kept")
+    }
+
     /// What a sublayer with a state makes of all tokens: `of_documents` begins with none, `next` goes on from that of each text.
     fn recurrent(&mut self, of_documents: &dyn Fn(&Layout) -> Tensor<2>, next: Next<'_>) -> Tensor<2>;
 }
@@ -57,6 +68,8 @@ impl TokenMixing for InDocuments<'_> {
 pub(super) enum LayerCache {
     /// Of an attention.
     KeyValues(KeyValueCache),
+    /// Of one whose keys and values come from latents: these, with what turns behind them, as the keys and the values of one head.
+    Latents(KeyValueCache),
     /// As much, however long the text is.
     State(Box<RecurrentState>),
     /// Nothing: its attention uses the keys and values of an earlier layer.
@@ -113,7 +126,7 @@ impl LayerCache {
     /// Forgets all tokens but the first `num_tokens`; a state forgets all.
     pub(super) fn truncate(&mut self, num_tokens: usize) {
         match self {
-            Self::KeyValues(cache) => cache.truncate(num_tokens),
+            Self::KeyValues(cache) | Self::Latents(cache) => cache.truncate(num_tokens),
             Self::State(state) => {
                 state.inputs = state.inputs.zeros_like();
                 state.memory = state.memory.zeros_like();
@@ -169,16 +182,27 @@ impl TokenMixing for InCaches<'_> {
     fn attention(&mut self, qkv @ [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
         let caches = self.caches.iter_mut().filter_map(|cache| match &mut **cache {
             LayerCache::KeyValues(cache) => Some(cache),
-            LayerCache::State(_) | LayerCache::Nothing => None,
+            LayerCache::Latents(_) | LayerCache::State(_) | LayerCache::Nothing => None,
         });
         let mut caches: Vec<_> = caches.collect();
-        if !self.is_appended {
+        if !self.is_appended && !caches.is_empty() {
             append_each(self.place, &mut caches, self.lengths, [k, v]);
         }
         if self.is_start {
             return attention(self.place, AttentionInputs { qkv, layout: self.layout, heads });
         }
         attend_each(self.place, &caches, self.lengths, q)
+    }
+
+    fn keep_latents(&mut self, latents: &dyn Fn() -> Tensor<2>) -> bool {
+        let (place, lengths, latents) = (self.place, self.lengths, latents());
+        append_each(place, &mut self.latents(), lengths, [&latents; 2]);
+        !self.is_start
+    }
+
+    fn attention_to_latents(&mut self, q: &Tensor<2>) -> Attended {
+        let (place, lengths) = (self.place, self.lengths);
+        attend_each(place, &self.latents(), lengths, q)
     }
 
     fn recurrent(&mut self, _: &dyn Fn(&Layout) -> Tensor<2>, next: Next<'_>) -> Tensor<2> {
@@ -190,5 +214,15 @@ impl TokenMixing for InCaches<'_> {
             Some(next(end - length..end, state, layouts))
         });
         Tensor::cat(outputs.collect(), 0)
+    }
+}
+
+impl InCaches<'_> {
+    fn latents(&mut self) -> Vec<&mut KeyValueCache> {
+        let caches = self.caches.iter_mut().filter_map(|cache| match &mut **cache {
+            LayerCache::Latents(cache) => Some(cache),
+            _ => None,
+        });
+        caches.collect()
     }
 }

@@ -4,9 +4,12 @@
 mod attention;
 mod delta_net;
 mod gated;
+mod heads;
+mod latent;
 mod layer_input;
 mod mixture;
 mod short_conv;
+mod state_space;
 mod two_branches;
 
 use std::fmt::Debug;
@@ -29,6 +32,7 @@ fn shape(kind: &SublayerKind) -> &dyn SublayerShape {
         SublayerKind::Attention(it) => it,
         SublayerKind::DeltaNet(it) => it,
         SublayerKind::ShortConv(it) => it,
+        SublayerKind::StateSpace(it) => it,
         SublayerKind::Gated(it) => it,
         SublayerKind::Mixture(it) => it,
         SublayerKind::TwoBranches(it) => it,

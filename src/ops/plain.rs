@@ -10,4 +10,5 @@ pub mod linear;
 pub mod norms;
 pub mod routing;
 pub mod short_conv;
+pub mod state_space;
 pub mod updates;

@@ -5,15 +5,21 @@ use burn::tensor::Tensor;
 
 use super::kernels::Place;
 use super::layout::Layout;
+use super::plain::short_conv::{plain_short_conv, plain_short_conv_backward};
 use super::profile::{self, Cost};
 
-/// `silu(sum over j of weight[j] x[t - kernel_size + 1 + j])`; tokens before a document are zeros.
+/// `silu(sum over j of weight[j] x[t - kernel_size + 1 + j] + bias)`; tokens before a document are zeros.
 ///
 /// # Shapes
-/// `x`: `[tokens, channels]`, `weight`: `[kernel_size, channels]` in `f32`. Tokens outside all documents get something finite.
+/// `x`: `[tokens, channels]`, `weight`: `[kernel_size, channels]` and `bias`, if there is one: `[channels]`, in `f32`. Tokens outside all documents get something finite.
 #[must_use]
-pub fn short_conv(place: Place, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-    profile::measure("short_conv", || cost(x, weight, 2), || place.short_conv(x, weight, layout))
+pub fn short_conv(place: Place, x: &Tensor<2>, weights: ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
+    let work = || match weights {
+        (weight, None) => place.short_conv(x, weight, layout),
+        // No kernel adds one.
+        (_, Some(_)) => plain_short_conv(x, weights, layout),
+    };
+    profile::measure("short_conv", || cost(x, weights.0, 2), work)
 }
 
 /// The gradient of [`short_conv`] with respect to `x`; that of its output is zero outside all documents.
@@ -22,11 +28,14 @@ pub fn short_conv_backward(
     place: Place,
     dy: &Tensor<2>,
     x: &Tensor<2>,
-    weight: &Tensor<2>,
+    weights: ConvWeights<'_>,
     layout: &Layout,
 ) -> Tensor<2> {
-    let work = || place.short_conv_backward(dy, x, weight, layout);
-    profile::measure("short_conv_backward", || cost(x, weight, 3), work)
+    let work = || match weights {
+        (weight, None) => place.short_conv_backward(dy, x, weight, layout),
+        (_, Some(_)) => plain_short_conv_backward(dy, x, weights, layout),
+    };
+    profile::measure("short_conv_backward", || cost(x, weights.0, 3), work)
 }
 
 /// `c * (sum over j of weight[j] (b x)[t - kernel_size + 1 + j])`; tokens before a document are zeros.
@@ -60,6 +69,8 @@ fn cost(x: &Tensor<2>, weight: &Tensor<2>, passes: usize) -> Cost {
         ..profile::passes(x, passes)
     }
 }
+
+pub use super::plain::short_conv::ConvWeights;
 
 #[cfg(test)]
 mod tests {
@@ -99,7 +110,7 @@ mod tests {
     fn a_token_sees_the_tokens_before_it_in_its_document() {
         for (device, kernel_size) in [Device::flex(), Device::flex().autodiff()].into_iter().zip([4, 4]) {
             let (x, weight) = (random(SHAPE, 1, &device), random([kernel_size, SHAPE[1]], 2, &device));
-            let found = values(&short_conv(place(&device), &x, &weight, &layout()));
+            let found = values(&short_conv(place(&device), &x, (&weight, None), &layout()));
             let (x, weight) = (values(&x), values(&weight));
             for (start, len) in DOCUMENTS {
                 for (index, channel) in (0..len).flat_map(|index| (0..SHAPE[1]).map(move |channel| (index, channel))) {
@@ -126,11 +137,11 @@ mod tests {
                 let zeros = dy.clone().narrow(0, rows.start, rows.len()).zeros_like();
                 dy.slice_assign([rows, 0..SHAPE[1]], zeros)
             });
-            let grads = (short_conv(place(&device), &x, &weight, &layout()) * dy.clone()).sum().backward();
+            let grads = (short_conv(place(&device), &x, (&weight, None), &layout()) * dy.clone()).sum().backward();
             let expected = values(&x.grad(&grads).unwrap());
             let by_hand = |device: &Device| {
                 let on = |x: &Tensor<2>| host::tensor(values(x), x.dims(), device);
-                values(&short_conv_backward(place(device), &on(&dy), &on(&x), &on(&weight), &layout()))
+                values(&short_conv_backward(place(device), &on(&dy), &on(&x), (&on(&weight), None), &layout()))
             };
             for found in [by_hand(&device), by_hand(&Device::flex())] {
                 let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

@@ -7,6 +7,7 @@ pub(super) mod short_conv;
 use std::collections::BTreeMap;
 
 use super::delta_net::{A_LOG, CONV, DT_BIAS, DeltaHeads, GATED_NORM};
+use super::state_space::StateSpace;
 use crate::util::stats::as_f64;
 use attention::Attention;
 use short_conv::ShortConv;
@@ -98,6 +99,8 @@ pub enum SublayerKind {
     DeltaNet(DeltaNet),
     /// A gated short convolution.
     ShortConv(ShortConv),
+    /// A state space.
+    StateSpace(StateSpace),
     /// A gated feed-forward layer.
     Gated(Gated),
     /// A mixture of experts.
@@ -116,6 +119,7 @@ impl SublayerKind {
             Self::Attention(attention) => vec![attention.qkv.sites()],
             Self::DeltaNet(net) => vec![net.inputs.sites()],
             Self::ShortConv(conv) => vec![std::slice::from_ref(&conv.input)],
+            Self::StateSpace(space) => vec![std::slice::from_ref(&space.input)],
             Self::Gated(gated) => vec![gated.gate_up.sites()],
             Self::Mixture(mixture) => mixture.all().map(|gated| gated.gate_up.sites()).collect(),
             Self::TwoBranches(TwoBranches { gated, mixture }) => {
@@ -266,10 +270,21 @@ pub enum Probabilities {
 pub struct Choice {
     /// Name within the block of what is added to each probability for the choice alone.
     pub bias: Option<&'static str>,
-    /// Experts are in so many groups of neighbours, and those of the so many groups stay whose two best have the largest sums.
-    pub groups: Option<[usize; 2]>,
+    /// Which experts stay.
+    pub groups: Option<ExpertGroups>,
     /// Factor of the weights.
     pub factor: f64,
+}
+
+/// Experts in groups of neighbours, of which some stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups.
+    pub count: usize,
+    /// How many stay: those whose best experts have the largest sums.
+    pub num_kept: usize,
+    /// Number of those best experts.
+    pub num_best: usize,
 }
 
 impl Choice {
@@ -361,6 +376,12 @@ impl Block {
         self.find(|kind| if let SublayerKind::ShortConv(it) = kind { Some(it) } else { None })
     }
 
+    /// The state space, likewise.
+    #[must_use]
+    pub fn state_space(&self) -> Option<&StateSpace> {
+        self.find(|kind| if let SublayerKind::StateSpace(it) = kind { Some(it) } else { None })
+    }
+
     /// Its tensors that are neither linear layers nor norms around sublayers or of heads, with their shapes.
     pub fn other_tensors(&self, hidden_size: usize) -> impl Iterator<Item = (&'static str, Vec<usize>)> {
         let sinks = self.attention().filter(|attention| attention.has_sinks);
@@ -373,7 +394,8 @@ impl Block {
         let scale = self.has_scale.then(|| (BLOCK_SCALE, vec![1]));
         let bias = self.mixture().and_then(|mixture| Some((mixture.choice.bias?, bias_shape(mixture))));
         let scale = bias.into_iter().chain(scale);
-        sinks.into_iter().chain(of_net).chain(of_conv).chain(branches).chain(scale)
+        let of_space = self.state_space().into_iter().flat_map(StateSpace::tensors);
+        sinks.into_iter().chain(of_net).chain(of_space).chain(of_conv).chain(branches).chain(scale)
     }
 
     /// The gated feed-forward layer, likewise.
@@ -428,7 +450,8 @@ impl Block {
         });
         let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
         let branches = self.two_branches().map(|_| BRANCH_NORMS).into_iter().flatten().flatten();
-        of_heads.chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
+        let of_latents = self.attention().into_iter().flat_map(Attention::latent_norms);
+        of_heads.chain(of_latents).chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
     }
 }
 

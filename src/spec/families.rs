@@ -13,6 +13,7 @@ pub(super) use wrappers::WRAPPERS;
 
 mod dense;
 mod lacking;
+mod latent;
 mod mixtures;
 mod wrappers;
 
@@ -41,6 +42,7 @@ const LLAMA: Family = Family {
     windows: Windows::Never,
     delta_heads: None,
     has_short_convs: false,
+    has_state_spaces: false,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,
@@ -506,4 +508,11 @@ pub(super) static FAMILIES: &[Family] = &[
     mixtures::ERNIE4_5_MOE,
     mixtures::LFM2_MOE,
     mixtures::MINIMAX_M2,
+    latent::DEEPSEEK_V2,
+    latent::DEEPSEEK_V3,
+    latent::KIMI_K2,
+    latent::GLM4_MOE_LITE,
+    latent::YOUTU,
+    latent::MISTRAL4,
+    latent::MINICPM3,
 ];

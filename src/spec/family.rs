@@ -46,6 +46,8 @@ pub(crate) struct Family {
     pub(super) delta_heads: Option<DeltaHeads>,
     /// Layers that `layer_types` calls `conv` have a gated short convolution in place of attention.
     pub(super) has_short_convs: bool,
+    /// Layers that `layer_types` calls `mamba` or `linear_attention` have a state space in place of attention.
+    pub(super) has_state_spaces: bool,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,
@@ -207,6 +209,19 @@ pub(super) enum AttentionExtra {
         /// Value of `hidden_size_per_layer_input` where absent; 0: there are none.
         layer_input_width: usize,
     },
+    /// Queries, keys and values come from latents.
+    Latent(LatentWidths),
+}
+
+/// Widths of an attention with latents, or the values of their keys where absent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct LatentWidths {
+    /// `q_lora_rank`; absent: queries have no latent.
+    pub(super) queries: Option<usize>,
+    /// `kv_lora_rank`
+    pub(super) key_values: usize,
+    /// Of a head: `qk_nope_head_dim`, `qk_rope_head_dim` and `v_head_dim`; where that is 0, `hidden_size` over the number of heads.
+    pub(super) of_head: [usize; 3],
 }
 
 /// A family's mixtures of experts, and the values of their keys where absent.
@@ -252,14 +267,28 @@ pub(crate) struct Router {
     /// Probabilities are sigmoids; to the sum of a token's this is added, where its weights are made to sum to 1. Absent: they are the
     /// softmax.
     pub(crate) sigmoid: Option<f64>,
-    /// Name within the block of the bias of the choice, and the key that says whether there is one, if there is such.
-    pub(crate) bias: (&'static str, Option<&'static str>),
-    /// `n_group`, `topk_group` and `routed_scaling_factor` have a say.
-    pub(crate) has_groups: bool,
+    /// Name within the block of the bias of the choice, and the key that says whether there is one, if there is such; absent: none has
+    /// a bias.
+    pub(crate) bias: Option<(&'static str, Option<&'static str>)>,
+    /// `n_group`, `topk_group` and `routed_scaling_factor` have a say. Absent: they do not.
+    pub(crate) groups: Option<RouterGroups>,
     /// Name within the block of the shared experts, and the key of their number.
     pub(crate) shared: Option<(&'static str, &'static str)>,
     /// The key of the first layer with a mixture, and its value where absent.
     pub(crate) first: Option<(&'static str, usize)>,
+}
+
+/// How a router groups experts, with values of the keys where absent.
+#[derive(Clone, Copy)]
+pub(crate) struct RouterGroups {
+    /// `n_group` and `topk_group`; where `topk_method` must say so, they have a say only then.
+    pub(crate) counts: [usize; 2],
+    /// Whether `topk_method` must.
+    pub(crate) by_method: bool,
+    /// Number of a group's best experts whose probabilities decide.
+    pub(crate) num_best: usize,
+    /// `routed_scaling_factor`
+    pub(crate) factor: f64,
 }
 
 /// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.
@@ -274,6 +303,9 @@ pub(crate) enum Scales {
     Embeddings,
     /// Scores: over the root of the width of a head. Embeddings: by the root of `hidden_size`. Others: by 1.
     EmbeddingsAndHeads,
+    /// Scores: over the root of the width of a head. Embeddings: by `scale_emb`. Outputs of sublayers: by `scale_depth`, over the root of
+    /// the number of layers. Logits: over the times that `hidden_size` is `dim_model_base`. Each 1 where null (`MiniCPM3`).
+    Depth,
     /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
     Multipliers,
 }

@@ -519,7 +519,7 @@ fn of_router(
         return Err(unsupported(file, &key(EXPERT_GATE), found, gate));
     }
     json.extend(router.first.map(|(first, _)| (first.to_owned(), json!(dense))));
-    if router.has_groups {
+    if router.groups.is_some() {
         let [scale, norm] = EXPERT_WEIGHTS.map(&key);
         json.extend(file.number(&scale).map(|factor| ("routed_scaling_factor".to_owned(), json!(factor))));
         json.insert("norm_topk_prob".to_owned(), json!(file.flag(&norm).unwrap_or(false)));
@@ -529,7 +529,9 @@ fn of_router(
     }
     let has = |name: &str| json!(file.tensors().contains_key(name));
     json.insert("use_qk_norm".to_owned(), has("blk.0.attn_q_norm.weight"));
-    json.extend(router.bias.1.map(|key| (key.to_owned(), has(&format!("blk.{dense}.exp_probs_b.bias")))));
+    json.extend(
+        router.bias.and_then(|(_, key)| key).map(|key| (key.to_owned(), has(&format!("blk.{dense}.exp_probs_b.bias")))),
+    );
     Ok(())
 }
 

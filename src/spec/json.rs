@@ -6,15 +6,17 @@ use self::layers::Widths;
 use super::block::Activation;
 use super::block::attention::Heads;
 use super::families::{FAMILIES, LACKING, WRAPPERS};
-use super::family::{AttentionExtra, Biases, Experts, Family, NoRope, Scales, Wrapper};
+use super::family::{AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
 mod delta_net;
 mod experts;
+mod latent;
 mod layers;
 mod rope;
+mod state_space;
 
 impl ModelConfig {
     /// Reads a `config.json`, or the shape in the metadata of a GGUF file.
@@ -109,8 +111,9 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
-    let heads = Heads { soft_cap: attention_cap, ..heads(json, family, hidden) };
-    let [embedding_scale, output_scale, logit_divisor] = multipliers(json, family, hidden);
+    let latent = latent::widths(json, family, hidden);
+    let mut heads = Heads { soft_cap: attention_cap, ..heads(json, family, hidden, latent) };
+    let [embedding_scale, output_scale, logit_divisor] = multipliers(json, family, hidden, num_hidden_layers);
     let original = json.value("original_max_position_embeddings").is_some();
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
@@ -118,10 +121,18 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let qk_norms = family.qk_norms.filter(|_| family.model_type != "glm4_moe" || json.boolean("use_qk_norm", false));
     let (short_conv, activation) = (short_conv(json, family), activation(json, family));
     let mut layers = layers::layers(json, family, num_hidden_layers);
+    let has_spaces = family.has_state_spaces && layers.iter().any(|layer| layer.has_other);
+    let state_space = has_spaces.then(|| state_space::shape(json, hidden));
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
-    let head_dims = [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim];
+    let head_dims = match latent {
+        Some(LatentWidths { of_head: [_, turning, _], .. }) => [turning; 2],
+        None => [gemma4.as_ref().map_or(heads.head_dim, |gemma4| gemma4.full.head_dim), heads.head_dim],
+    };
     let facts = rope::RopeFacts { family, head_dims, longest: max_position_embeddings, original };
-    let ropes = rope::ropes(json, facts);
+    let mut ropes = rope::ropes(json, facts);
+    if latent.is_some() {
+        heads.scale *= latent::turn(json, &mut ropes[0]);
+    }
     let layer_inputs = gemma4.as_ref().and_then(|gemma4| gemma4.layer_inputs(json, vocab_size));
     let widths = Widths {
         hidden,
@@ -130,6 +141,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         activation,
         delta_net,
         short_conv,
+        state_space,
+        latent,
         gemma4,
         qk_norms,
         biases,
@@ -207,7 +220,7 @@ fn lacking(name: &str) -> String {
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
                             Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4 (dense), \
-                            Phi-3 and 4, GLM-4, ERNIE 4.5, LFM2, Nemotron, Seed-OSS and the text of Qwen2-VL \
+                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Seed-OSS and the text of Qwen2-VL \
                             to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
 
 /// A count that must be given, unless the family has a default.
@@ -250,8 +263,11 @@ fn short_conv(json: &mut Section, family: &Family) -> Option<usize> {
 }
 
 /// The heads of every layer, without window and cap.
-fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
+fn heads(json: &mut Section, family: &Family, hidden: usize, latent: Option<LatentWidths>) -> Heads {
     let num_heads = count_or(json, "num_attention_heads", family.num_attention_heads, 1 << 16);
+    if let Some(latent) = latent {
+        return latent.heads(json, num_heads);
+    }
     let default = family.num_key_value_heads.filter(|_| !json.has("num_key_value_heads"));
     let num_kv_heads = json.count("num_key_value_heads", default.unwrap_or(num_heads), 1..=1 << 16);
     let is_null = json.has("head_dim") && json.value("head_dim").is_none();
@@ -264,7 +280,7 @@ fn heads(json: &mut Section, family: &Family, hidden: usize) -> Heads {
     }
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
     let scale = match family.scales {
-        Scales::HeadWidth | Scales::EmbeddingsAndHeads => 1.0 / (head_dim as f64).sqrt(),
+        Scales::HeadWidth | Scales::EmbeddingsAndHeads | Scales::Depth => 1.0 / (head_dim as f64).sqrt(),
         Scales::QueryScalar(scalar) => 1.0 / json.number("query_pre_attn_scalar", scalar, MULTIPLIER).sqrt(),
         Scales::Embeddings => 1.0,
         Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
@@ -276,11 +292,22 @@ const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
 /// Factors of the embeddings and of the outputs of sublayers, and the divisor of the logits, where they are not 1.
 #[expect(clippy::cast_precision_loss, reason = "a width")]
-fn multipliers(json: &mut Section, family: &Family, hidden: usize) -> [Option<f64>; 3] {
+fn multipliers(json: &mut Section, family: &Family, hidden: usize, num_layers: usize) -> [Option<f64>; 3] {
     match family.scales {
         Scales::HeadWidth => [None; 3],
         Scales::QueryScalar(_) | Scales::Embeddings | Scales::EmbeddingsAndHeads => {
             [Some((hidden as f64).sqrt()), None, None]
+        }
+        Scales::Depth => {
+            // What is null does nothing.
+            let mut number = |key, default, none| {
+                let is_null = json.has(key) && json.value(key).is_none();
+                json.number(key, if is_null { none } else { default }, MULTIPLIER)
+            };
+            let depth = (num_layers as f64).sqrt();
+            let of_outputs = number("scale_depth", 1.4, depth) / depth;
+            let base = number("dim_model_base", 256.0, hidden as f64);
+            [Some(number("scale_emb", 12.0, 1.0)), Some(of_outputs), Some(hidden as f64 / base)]
         }
         Scales::Multipliers => ["embedding_multiplier", "residual_multiplier", "logits_scaling"]
             .map(|key| Some(json.number(key, 1.0, MULTIPLIER)).filter(|number| *number != 1.0)),

@@ -418,7 +418,8 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
 }
 
 /// Families of which PEFT 0.21 takes names of shared experts and dense layers for those of experts, and leaves out their adapters.
-const TAKEN_FOR_EXPERTS: [&str; 3] = ["glm4_moe", "dots1", "ernie4_5_moe"];
+const TAKEN_FOR_EXPERTS: [&str; 6] =
+    ["glm4_moe", "dots1", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"];
 
 #[test]
 #[ignore = "needs LORA_TRAIN_PYTHON, a Python with peft (scripts/setup_python.sh)"]
@@ -426,9 +427,12 @@ fn peft_loads_our_adapter_and_gives_our_logits() {
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
     let (mut families, of_modules): (Vec<_>, Vec<_>) = (families().collect(), crate::modules::families().collect());
     for (_, golden, _) in families.iter_mut().filter(|(name, ..)| TAKEN_FOR_EXPERTS.contains(name)) {
+        let has_latents = golden.model(Dtype::F32).config.blocks[0].attention().is_some_and(|it| it.latent().is_some());
         let cases = &mut golden.json["cases"];
         cases["rslora"] = cases["all_linear"].clone();
-        cases["rslora"]["lora"]["target_modules"] = serde_json::json!(["q_proj", "v_proj", "o_proj"]);
+        let latents = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"];
+        let targets = if has_latents { latents } else { ["q_proj", "v_proj", "o_proj"] };
+        cases["rslora"]["lora"]["target_modules"] = serde_json::json!(targets);
     }
     let [quickstart, dora] = [(quickstart(), "rslora"), (crate::dora::golden(), "patterns")];
     let others = [quickstart, dora, (crate::token_rows::golden(), "all"), (crate::modules::golden(), "all")];
@@ -552,6 +556,7 @@ fn shape(config: &ModelConfig) -> String {
         blocks.iter().find_map(Block::mixture).map(|it| format!("{}/{} experts", it.num_per_token, it.experts.len())),
     );
     parts.extend(blocks.iter().find_map(Block::delta_net).map(|_| "linear attention".to_owned()));
+    parts.extend(blocks.iter().find_map(Block::state_space).map(|_| "state spaces".to_owned()));
     parts.extend(blocks.iter().find_map(Block::short_conv).map(|_| "convolutions".to_owned()));
     let scaling = config.ropes.iter().find_map(|rope| rope.scaling.as_ref());
     parts.extend(

@@ -16,7 +16,7 @@ use crate::hub::Location;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, tokenizer};
 use crate::schema::Problem;
-use crate::spec::{Block, DeltaHeads, Heads, Method, Mixture, ModelConfig, Role, Rope};
+use crate::spec::{Block, DeltaHeads, Heads, Method, Mixture, ModelConfig, Role, Rope, StateHeads};
 use crate::util::failure::Failure;
 use crate::util::gguf::{GgufFile, is_gguf, only_gguf};
 use crate::util::stats::as_f64;
@@ -128,7 +128,8 @@ impl Shown<'_> {
         let head = if self.config.tie_word_embeddings { "the embedding is the head" } else { "a head of its own" };
         let scaling = scaling.as_ref().map(|scaling| format!(", scaled: {}", json!(scaling)));
         let local = self.config.ropes.get(1).map(|local| format!("; in layers with a window {}", local.theta));
-        let (local, linear) = (local.unwrap_or_default(), self.linear_attention());
+        let (local, linear) =
+            (local.unwrap_or_default(), self.latents() + &self.state_spaces() + &self.linear_attention());
         format!(
             "architecture: {model_type}, {}\nlayers: {num_layers} of width {hidden_size}, {inside} in \
              the feed-forward; {num_heads} heads of {head_dim}, {num_kv_heads} for keys and values{linear}\nvocabulary: {}, \
@@ -137,6 +138,29 @@ impl Shown<'_> {
             with_commas(self.config.vocab_size),
             with_commas(self.config.max_position_embeddings),
             scaling.unwrap_or_default(),
+        )
+    }
+
+    /// Widths of what queries, keys and values come from.
+    fn latents(&self) -> String {
+        let latent = self.config.blocks.iter().find_map(|block| block.attention()?.latent());
+        latent.map_or_else(String::new, |latent| {
+            let queries = latent.queries.map(|(_, rank)| format!(", {rank} for queries")).unwrap_or_default();
+            let (rank, turning, values) = (latent.rank, latent.num_turning, latent.value_dim);
+            format!("\nlatents: {rank} wide for keys and values{queries}; of a head {turning} turn, and values have {values}")
+        })
+    }
+
+    /// How many layers have state spaces, and with which heads.
+    fn state_spaces(&self) -> String {
+        let mut spaces = self.config.blocks.iter().filter_map(Block::state_space).peekable();
+        let Some(StateHeads { num_heads, num_groups, head_dim, state_dim }) = spaces.peek().map(|space| space.heads)
+        else {
+            return String::new();
+        };
+        let count = spaces.count();
+        format!(
+            "\nstate spaces: {count} of the layers; {num_heads} states of {state_dim} x {head_dim}, in {num_groups} groups"
         )
     }
 
@@ -192,7 +216,9 @@ impl Shown<'_> {
             "tie_word_embeddings": config.tie_word_embeddings,
             "windows": attentions().map(|attention| attention.heads.window).collect::<Vec<_>>(),
             "biases": biases.map(|site| site.has_bias).collect::<Vec<_>>(),
+            "latents": attentions().map(|attention| attention.latent().map(|latent| latent.rank)).collect::<Vec<_>>(),
             "convolutions": config.blocks.iter().map(|block| block.short_conv().is_some()).collect::<Vec<_>>(),
+            "state_spaces": config.blocks.iter().map(|block| block.state_space().is_some()).collect::<Vec<_>>(),
             "linear_attention": config.blocks.iter().map(|block| block.delta_net().is_some()).collect::<Vec<_>>(),
             "qk_norm": attentions().any(|attention| attention.query_key_norms.is_some()),
             "bos_token_id": config.bos_token_id,

@@ -109,6 +109,24 @@ fn by_key_head() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
+/// A layer whose keys and values, and queries where they have a `rank`, come from latents; values are narrower than keys.
+fn with_latents(rank: Option<usize>) -> ModelConfig {
+    let rank = rank.map_or("null".to_owned(), |rank| rank.to_string());
+    let json = r#"{"model_type": "youtu", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
+        "num_hidden_layers": 1, "num_attention_heads": 3, "q_lora_rank": RANK, "kv_lora_rank": 20, "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 6, "v_head_dim": 12}"#;
+    ModelConfig::from_json(&json.replace("RANK", &rank)).unwrap()
+}
+
+/// A layer of Granite 4 with a state space of two groups, and strengths of which some are at their bounds.
+fn with_states() -> ModelConfig {
+    let json = r#"{"model_type": "granitemoehybrid", "vocab_size": 64, "hidden_size": 40, "shared_intermediate_size": 56,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_local_experts": 0, "layer_types": ["mamba"],
+        "mamba_n_heads": 8, "mamba_d_head": 10, "mamba_d_state": 6, "mamba_n_groups": 2, "time_step_limit": [0.7, 2.5],
+        "mamba_proj_bias": true, "residual_multiplier": 0.6}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
 /// One of four layers of Gemma 4: both of the first share their keys and values, which the others use; values may be keys where
 /// there is no window, and the feed-forward layer may have experts beside it.
 fn gemma4(layer: usize, values_are_keys: bool, has_experts: bool) -> ModelConfig {
@@ -280,7 +298,11 @@ fn by_hand(
 
 fn compare(device: &Device, config: &ModelConfig, dropout: Option<Dropout>) {
     // Decays of a gated delta rule are differences of sums in `f32`: by the numbers drawn it was off by up to 6.4e-5, all else by 1.2e-5.
-    let bound = if config.blocks.iter().any(|block| block.delta_net().is_some()) { 1e-4 } else { 2e-5 };
+    let bound = if config.blocks.iter().any(|block| block.delta_net().is_some() || block.state_space().is_some()) {
+        1e-4
+    } else {
+        2e-5
+    };
     for use_dora in [false, true] {
         let expected = by_autodiff(config, use_dora, dropout);
         let found = by_hand(config, use_dora, device, false, dropout);
@@ -314,6 +336,11 @@ fn compare_all(device: &Device) {
     compare(device, &gemma4(2, false, false), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &hybrid("full_attention"), None);
     compare(device, &by_key_head(), None);
+    compare(device, &with_states(), None);
+    compare(device, &with_states(), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
+    compare(device, &with_latents(None), None);
+    compare(device, &with_latents(Some(24)), None);
+    compare(device, &with_latents(Some(24)), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &hybrid("linear_attention"), None);
     compare(device, &hybrid("linear_attention"), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
 }

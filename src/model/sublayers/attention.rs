@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
+use super::heads::{by_head, of_heads};
+use super::latent::{LatentAttention, Latents};
 use super::{
     Backward, BlockContext, Compute, KeyValues, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model,
     SizedBy, SublayerShape, SublayerSizes,
@@ -25,6 +27,8 @@ struct AttentionWeights {
     spec: spec::Attention,
     /// Weights of the norms of queries and keys, where the family has them; such have a rotary embedding, too.
     head_norms: Option<[Tensor<1>; 2]>,
+    /// Of the norms of latents, where it has such.
+    latent_norms: Vec<Tensor<1>>,
     /// Ones, `[head_dim]`, where values are normed.
     value_norm: Option<Tensor<1>>,
     /// `[num_heads]` in `f32`, where the family has them.
@@ -39,6 +43,8 @@ struct AttentionKept {
     /// After the rotary embedding, `[tokens, num_kv_heads * head_dim]`.
     k: Tensor<2>,
     v: Tensor<2>,
+    /// Where they come from latents.
+    latents: Option<Latents>,
     /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
     before_head_norms: Option<([Tensor<2>; 2], Factors)>,
     /// Values before their norm, where the family has one and they are no other layer's.
@@ -58,17 +64,27 @@ impl SublayerShape for spec::Attention {
         Ok(Arc::new(AttentionWeights {
             spec: self.clone(),
             head_norms: head_norms.transpose()?,
+            latent_norms: self
+                .latent_norms()
+                .map(|(name, width)| weights.norm(name, width))
+                .collect::<Result<_, _>>()?,
             value_norm: self.has_value_norm.then(ones),
             sinks: self.has_sinks.then(|| weights.vector(SINKS, self.heads.num_heads)).transpose()?,
         }))
     }
 
     fn cache(&self, model: &Model) -> Option<LayerCache> {
-        let new = || KeyValueCache::new(model.place(), self.heads, &model.device(), model.compute);
-        self.key_value_layer().is_none().then(|| LayerCache::KeyValues(new()))
+        let new = |heads| KeyValueCache::new(model.place(), heads, &model.device(), model.compute);
+        match self.latent() {
+            Some(latent) => Some(LayerCache::Latents(new(latent.heads(self.heads)))),
+            None => self.key_value_layer().is_none().then(|| LayerCache::KeyValues(new(self.heads))),
+        }
     }
 
     fn cached_numbers(&self) -> [usize; 2] {
+        if let Some(latent) = self.latent() {
+            return [2 * latent.heads(self.heads).head_dim, 0];
+        }
         [if self.key_value_layer().is_none() { 2 * self.heads.key_value_width() } else { 0 }, 0]
     }
 
@@ -80,12 +96,29 @@ impl SublayerShape for spec::Attention {
         let gate = if self.has_output_gate { query } else { 0 };
         // Where they are keys before their norm, these are kept already.
         let of_values = if self.has_value_norm && !matches!(self.qkv, Qkv::ValuesAreKeys(_)) { key_value } else { 0 };
+        let latent = self.latent();
+        let of_latents = latent.map_or(0, |it| it.queries.map_or(0, |(_, rank)| rank) + it.rank + it.num_turning);
+        // The latents keep the memory of queries that come from the input.
+        let beside = latent.filter(|it| by.joins_outputs && it.queries.is_none()).map_or(0, |_| query);
+        // Keys without what turns and values, before they are joined; and the output and its gradient without zeros.
+        let [made, without_zeros] = latent.map_or([0; 2], |it| {
+            let still = self.heads.head_dim - it.num_turning;
+            [query + self.heads.num_heads * (still + it.value_dim), 2 * query]
+        });
         // The keys and values keep the memory of the queries and their gate, which are taken apart.
         let held = if by.joins_outputs { 2 * gate } else { 0 };
         SublayerSizes {
-            kept: 2 * query + 2 * key_value + self.heads.num_heads + of_norms + of_values + gate + held,
-            forward: by.hidden_size + gate,
-            backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size,
+            kept: 2 * query
+                + 2 * key_value
+                + self.heads.num_heads
+                + of_norms
+                + of_values
+                + gate
+                + held
+                + of_latents
+                + beside,
+            forward: by.hidden_size + gate + made,
+            backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size + without_zeros,
         }
     }
 }
@@ -96,8 +129,27 @@ impl Compute for AttentionWeights {
     fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> AttentionKept {
         let spec::Attention { heads, rope, .. } = self.spec;
         let context = linears.context;
+        if let Some(latent) = self.latent() {
+            let ([q, k, v], latents, attended) = latent.activations(x, linears, mixing);
+            let latents = Some(latents);
+            return AttentionKept {
+                q,
+                k,
+                v,
+                latents,
+                before_head_norms: None,
+                before_value_norm: None,
+                gate: None,
+                attended,
+            };
+        }
         let [q, k, v] = self.projected(x, linears);
-        let (q, gate) = if self.spec.has_output_gate { apart(&q, heads.head_dim) } else { (q, None) };
+        let (q, gate) = if self.spec.has_output_gate {
+            let [q, gate] = of_heads(&q, heads.num_heads, [heads.head_dim; 2]);
+            (q, Some(gate))
+        } else {
+            (q, None)
+        };
         let ([q, k], before_head_norms) = match self.norms(context, [&q, &k]) {
             None => match rope {
                 Some(rope) => (rotate(context.place(), [q, k], context.layout, rope, heads, false), None),
@@ -108,7 +160,10 @@ impl Compute for AttentionWeights {
                 (normed, Some(([q, k], factors)))
             }
         };
-        let q = self.grown(q, context);
+        let q = match rope {
+            Some(rope) => grown(q, rope, context),
+            None => q,
+        };
         let ([k, v], before_value_norm) = match (context.inputs.key_values, &self.value_norm) {
             (Some(shared), _) => (shared.clone(), None),
             (None, Some(weight)) => ([k, norm_values(context.place(), &v, weight, context.eps)], Some(v)),
@@ -119,23 +174,23 @@ impl Compute for AttentionWeights {
             Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
             None => attended,
         };
-        AttentionKept { q, k, v, before_head_norms, before_value_norm, gate, attended }
+        AttentionKept { q, k, v, latents: None, before_head_norms, before_value_norm, gate, attended }
     }
 
     fn output(&self, kept: &AttentionKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let gated = kept.gate.as_ref().map(|gate| gate_output(linears.context.place(), &kept.attended.o, gate));
-        linears.forward(self.spec.output, gated.as_ref().unwrap_or(&kept.attended.o), residual)
+        let o = self.read(kept.gate.as_ref(), &kept.attended.o, linears.context);
+        linears.forward(self.spec.output, &o, residual)
     }
 
     fn backward(&self, kept: AttentionKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
         let Backward { dy, x, input_grad } = given;
         let spec::Attention { heads, rope, output, .. } = self.spec;
         let context = linears.context;
-        let AttentionKept { q, k, v, before_head_norms, before_value_norm, gate, attended } = kept;
-        let gated = gate.as_ref().map(|gate| gate_output(context.place(), &attended.o, gate));
-        let d_o = linears.backward(output, dy, gated.as_ref().unwrap_or(&attended.o), InputGrad::Fresh);
-        drop(gated);
-        let d_o = d_o.unwrap_or_else(|| q.zeros_like());
+        let AttentionKept { q, k, v, latents, before_head_norms, before_value_norm, gate, attended } = kept;
+        let o = self.read(gate.as_ref(), &attended.o, context);
+        let d_o = linears.backward(output, dy, &o, InputGrad::Fresh).unwrap_or_else(|| o.zeros_like());
+        drop(o);
+        let d_o = self.latent().map_or(d_o.clone(), |latent| latent.widened(d_o));
         let (d_o, d_gate) = match gate {
             None => (d_o, None),
             Some(gate) => {
@@ -146,7 +201,10 @@ impl Compute for AttentionWeights {
         let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: context.layout, heads };
         let [dq, dk, dv] = attention_backward(context.place(), &d_o, &attended, inputs);
         drop((d_o, attended, q, k, v));
-        let dq = self.grown(dq, context);
+        let dq = match rope {
+            Some(rope) => grown(dq, rope, context),
+            None => dq,
+        };
         let [dk, dv] = match (self.spec.qkv, context.inputs.key_value_grads) {
             (Qkv::OfLayer { .. }, _) => {
                 linears.grads.key_values = Some([dk, dv]);
@@ -159,7 +217,7 @@ impl Compute for AttentionWeights {
             (Some(weight), Some(v)) => norm_values_backward(context.place(), dv, &v, weight, context.eps),
             _ => dv,
         };
-        let [dq, dk] = match (before_head_norms, rope) {
+        let [dq, dk] = match (before_head_norms, rope.filter(|_| latents.is_none())) {
             (Some(([q, k], factors)), _) => match self.norms(context, [&q, &k]) {
                 Some(norms) => norm_and_rotate_backward(context.place(), [dq, dk], factors, norms),
                 None => [dq, dk],
@@ -169,13 +227,17 @@ impl Compute for AttentionWeights {
         };
         let dq = match d_gate {
             None => dq,
-            Some(d_gate) => beside(dq, d_gate, heads.head_dim),
+            Some(d_gate) => by_head([dq, d_gate], heads.num_heads),
         };
         let x = &x();
+        if let (Some(latent), Some(latents)) = (self.latent(), latents) {
+            return latent.backward(latents, [dq, dk, dv], x, linears, input_grad);
+        }
         match self.spec.qkv {
             Qkv::All(projections) => linears.project_backward(projections, [dq, dk, dv], x, input_grad),
             Qkv::ValuesAreKeys(projections) => linears.project_backward(projections, [dq, dk + dv], x, input_grad),
             Qkv::OfLayer { queries, .. } => linears.backward(queries, &dq, x, InputGrad::of(input_grad, None)),
+            Qkv::Latent(_) => unreachable!("its forward kept latents"),
         }
     }
 
@@ -199,22 +261,26 @@ impl AttentionWeights {
                 let none = self.no_keys(&q);
                 [q, none.clone(), none]
             }
+            Qkv::Latent(_) => unreachable!("latents have a forward of their own"),
+        }
+    }
+
+    fn latent(&self) -> Option<LatentAttention<'_>> {
+        let (latent, heads, rope) = (self.spec.latent()?, self.spec.heads, self.spec.rope?);
+        Some(LatentAttention { latent, heads, rope, norms: &self.latent_norms })
+    }
+
+    /// What is read of the values, `[tokens, num_heads * width of a value]`, times the gate.
+    fn read(&self, gate: Option<&Tensor<2>>, o: &Tensor<2>, context: &BlockContext<'_>) -> Tensor<2> {
+        match (gate, self.latent()) {
+            (Some(gate), _) => gate_output(context.place(), o, gate),
+            (None, Some(latent)) => latent.narrowed(o),
+            (None, None) => o.clone(),
         }
     }
 
     fn no_keys(&self, q: &Tensor<2>) -> Tensor<2> {
         Tensor::zeros([q.dims()[0], self.spec.heads.head_dim], (&q.device(), q.dtype()))
-    }
-
-    /// Queries, or their gradient, times what their positions make of them.
-    fn grown(&self, q: Tensor<2>, context: &BlockContext<'_>) -> Tensor<2> {
-        let growth = self.spec.rope.and_then(|rope| context.layout.table(rope).query_growth());
-        let positions = context.layout.positions();
-        let Some(growth) = growth.filter(|growth| positions.iter().any(|at| *at as usize >= growth.period)) else {
-            return q;
-        };
-        let factors = positions.iter().map(|at| growth.factor(*at as usize)).collect();
-        q.clone() * host::tensor(factors, [positions.len(), 1], &q.device()).cast(q.dtype())
     }
 
     fn norms<'a>(&'a self, context: &BlockContext<'a>, qk: [&'a Tensor<2>; 2]) -> Option<HeadNorms<'a>> {
@@ -224,17 +290,13 @@ impl AttentionWeights {
     }
 }
 
-/// Queries and the gates beside them, from heads of both, `[tokens, num_heads * 2 * head_dim]`.
-fn apart(x: &Tensor<2>, head_dim: usize) -> (Tensor<2>, Option<Tensor<2>>) {
-    let [tokens, width] = x.dims();
-    let by_head = x.clone().reshape([tokens, width / (2 * head_dim), 2 * head_dim]);
-    let part = |first| by_head.clone().narrow(2, first, head_dim).reshape([tokens, width / 2]);
-    (part(0), Some(part(head_dim)))
-}
-
-/// The inverse of [`apart`].
-fn beside(q: Tensor<2>, gate: Tensor<2>, head_dim: usize) -> Tensor<2> {
-    let [tokens, width] = q.dims();
-    let by_head = [q, gate].map(|x| x.reshape([tokens, width / head_dim, head_dim]));
-    Tensor::cat(by_head.into(), 2).reshape([tokens, 2 * width])
+/// Queries, or their gradient, times what their positions make of them.
+pub(super) fn grown(q: Tensor<2>, rope: usize, context: &BlockContext<'_>) -> Tensor<2> {
+    let growth = context.layout.table(rope).query_growth();
+    let positions = context.layout.positions();
+    let Some(growth) = growth.filter(|growth| positions.iter().any(|at| *at as usize >= growth.period)) else {
+        return q;
+    };
+    let factors = positions.iter().map(|at| growth.factor(*at as usize)).collect();
+    q.clone() * host::tensor(factors, [positions.len(), 1], &q.device()).cast(q.dtype())
 }

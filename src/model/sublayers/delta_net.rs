@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
+use super::heads::{by_head, of_heads};
 use super::{
     Backward, Compute, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model, SizedBy, SublayerShape,
     SublayerSizes,
@@ -98,27 +99,6 @@ impl SublayerShape for spec::DeltaNet {
     }
 }
 
-/// The parts of `x`, which has those of a key head side by side.
-fn of_key_heads<const N: usize>(x: &Tensor<2>, num_key_heads: usize, widths: [usize; N]) -> [Tensor<2>; N] {
-    let [tokens, width] = x.dims();
-    let (by_head, mut first) = (x.clone().reshape([tokens, num_key_heads, width / num_key_heads]), 0);
-    widths.map(|width| {
-        first += width;
-        by_head.clone().narrow(2, first - width, width).reshape([tokens, num_key_heads * width])
-    })
-}
-
-/// The inverse of [`of_key_heads`].
-fn by_key_head(parts: Vec<Tensor<2>>, num_key_heads: usize) -> Tensor<2> {
-    let by_head = |part: Tensor<2>| {
-        let [tokens, width] = part.dims();
-        part.reshape([tokens, num_key_heads, width / num_key_heads])
-    };
-    let joined = Tensor::cat(parts.into_iter().map(by_head).collect(), 2);
-    let [tokens, heads, width] = joined.dims();
-    joined.reshape([tokens, heads * width])
-}
-
 impl Compute for DeltaNet {
     type Kept = DeltaNetKept;
 
@@ -126,7 +106,7 @@ impl Compute for DeltaNet {
         let [qkv, z, b, a] = self.projected(x, linears);
         let gates = [b, a];
         let (place, heads, of_rule) = (linears.context.place(), self.spec.heads, self.gates(&gates));
-        let convolve = |qkv: &Tensor<2>, layout: &Layout| short_conv(place, qkv, &self.conv, layout);
+        let convolve = |qkv: &Tensor<2>, layout: &Layout| short_conv(place, qkv, (&self.conv, None), layout);
         let whole = |layout: &Layout| {
             delta_rule(place, DeltaInputs { qkv: &convolve(&qkv, layout), gates: &of_rule, layout, heads })
         };
@@ -168,11 +148,11 @@ impl Compute for DeltaNet {
         drop((d_normed, o));
         let d_o = d_o.reshape(dz.dims());
         let gates = self.gates(&[b, a.clone()]);
-        let convolved = short_conv(place, &qkv, &self.conv, layout);
+        let convolved = short_conv(place, &qkv, (&self.conv, None), layout);
         let inputs = DeltaInputs { qkv: &convolved, gates: &gates, layout, heads };
         let (d_convolved, d_gates) = delta_rule_backward(place, &d_o, inputs);
         drop((convolved, d_o));
-        let dqkv = short_conv_backward(place, &d_convolved, &qkv, &self.conv, layout);
+        let dqkv = short_conv_backward(place, &d_convolved, &qkv, (&self.conv, None), layout);
         drop((d_convolved, qkv));
         let [db, da] = gates.backward(d_gates, &a, &self.a_log, &self.dt_bias);
         match self.spec.inputs {
@@ -182,8 +162,8 @@ impl Compute for DeltaNet {
             DeltaNetInputs::ByKeyHead(sites) => {
                 let (key, value) = (heads.key_width(), heads.value_width());
                 let part = |first, width| dqkv.clone().narrow(1, first, width);
-                let joined = [vec![part(0, key), part(key, key), part(2 * key, value), dz], vec![db, da]]
-                    .map(|parts| by_key_head(parts, heads.num_key_heads));
+                let qkvz = [part(0, key), part(key, key), part(2 * key, value), dz];
+                let joined = [by_head(qkvz, heads.num_key_heads), by_head([db, da], heads.num_key_heads)];
                 linears.project_backward(Projections::Apart(sites), joined, &x(), input_grad)
             }
         }
@@ -216,8 +196,8 @@ impl DeltaNet {
                 let [qkvz, ba] = linears.project(Projections::Apart(sites), x);
                 let values = heads.group() * heads.value_head_dim;
                 let widths = [heads.key_head_dim, heads.key_head_dim, values, values];
-                let [q, k, v, z] = of_key_heads(&qkvz, heads.num_key_heads, widths);
-                let [b, a] = of_key_heads(&ba, heads.num_key_heads, [heads.group(); 2]);
+                let [q, k, v, z] = of_heads(&qkvz, heads.num_key_heads, widths);
+                let [b, a] = of_heads(&ba, heads.num_key_heads, [heads.group(); 2]);
                 [Tensor::cat(vec![q, k, v], 1), z, b, a]
             }
         }

@@ -1,4 +1,4 @@
-//! What goes along the tokens of a document: short convolutions, and the delta rule.
+//! What goes along the tokens of a document: short convolutions, the delta rule, and state spaces.
 
 use burn::tensor::Tensor;
 
@@ -8,17 +8,18 @@ use crate::ops::plain::delta_rule::{DeltaInputs, Gates, plain_delta_rule, plain_
 use crate::ops::plain::short_conv::{
     plain_gated_conv, plain_gated_conv_backward, plain_short_conv, plain_short_conv_backward,
 };
+use crate::ops::plain::state_space::{StateGates, StateInputs, plain_state_space, plain_state_space_backward};
 
-/// Short convolutions and the delta rule, as in [`short_conv`](crate::ops::short_conv) and
-/// [`delta_rule`](crate::ops::delta_rule).
+/// Short convolutions, the delta rule and state spaces, as in [`short_conv`](crate::ops::short_conv),
+/// [`delta_rule`](crate::ops::delta_rule) and [`state_space`](crate::ops::state_space).
 #[expect(missing_docs, reason = "the doors describe the operations")]
 pub trait Recurrent: Properties {
     fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        plain_short_conv(x, weight, layout)
+        plain_short_conv(x, (weight, None), layout)
     }
 
     fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        plain_short_conv_backward(dy, x, weight, layout)
+        plain_short_conv_backward(dy, x, (weight, None), layout)
     }
 
     fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
@@ -36,5 +37,14 @@ pub trait Recurrent: Properties {
 
     fn delta_rule_backward(&self, d_o: &Tensor<2>, inputs: DeltaInputs<'_>) -> (Tensor<2>, Gates<Tensor<2>>) {
         plain_delta_rule_backward(self.f32_products(), d_o, inputs)
+    }
+
+    /// With a state, that after the only document as well.
+    fn state_space(&self, inputs: StateInputs<'_>, state: Option<Tensor<3>>) -> (Tensor<2>, Option<Tensor<3>>) {
+        plain_state_space(self.f32_products(), inputs, state)
+    }
+
+    fn state_space_backward(&self, dy: &Tensor<2>, inputs: StateInputs<'_>) -> (Tensor<2>, StateGates<Tensor<2>>) {
+        plain_state_space_backward(self.f32_products(), dy, inputs)
     }
 }

@@ -109,7 +109,7 @@ fn normed(x: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
 }
 
 /// Every key head as often as value heads share it.
-fn repeated(x: Tensor<4>, group: usize) -> Tensor<4> {
+pub(super) fn repeated(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [chunks, heads, len, width] = x.dims();
     if group == 1 {
         return x;
@@ -119,7 +119,7 @@ fn repeated(x: Tensor<4>, group: usize) -> Tensor<4> {
 }
 
 /// The sum over the value heads that share a key head.
-fn summed(x: Tensor<4>, group: usize) -> Tensor<4> {
+pub(super) fn summed(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [chunks, heads, len, width] = x.dims();
     if group == 1 {
         return x;
@@ -182,7 +182,7 @@ impl Split {
 }
 
 /// The part of a step, `[documents * heads, len, width]`.
-fn of_step(x: &Tensor<4>, (first, count): (usize, usize)) -> Tensor<3> {
+pub(super) fn of_step(x: &Tensor<4>, (first, count): (usize, usize)) -> Tensor<3> {
     let [_, heads, len, width] = x.dims();
     x.clone().narrow(0, first, count).reshape([count * heads, len, width])
 }
@@ -216,7 +216,7 @@ impl Chunk {
 }
 
 /// The states of the documents that go on.
-fn going_on(state: Tensor<3>, count: usize) -> Tensor<3> {
+pub(super) fn going_on(state: Tensor<3>, count: usize) -> Tensor<3> {
     let [_, rows, columns] = state.dims();
     let has_ended = state.dims()[0] > count;
     if has_ended { state.slice([0..count, 0..rows, 0..columns]) } else { state }

@@ -7,7 +7,7 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, activation}
 use rayon::prelude::*;
 
 use crate::ops::layout::indices;
-use crate::spec::{Choice, Probabilities};
+use crate::spec::{Choice, ExpertGroups, Probabilities};
 use crate::util::faults;
 
 /// Where the tokens of a micro-batch go.
@@ -130,15 +130,15 @@ fn weigh(scores: &mut [f32], probabilities: Probabilities, (Choice { groups, .. 
         }
     }
     scores.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
-    if let Some([num_groups, num_kept]) = groups {
-        let of_group = scores.len() / num_groups;
-        let best_two = |group: &[f32]| {
+    if let Some(ExpertGroups { count, num_kept, num_best }) = groups {
+        let of_group = scores.len() / count;
+        let sum_of_best = |group: &[f32]| {
             let mut sorted = group.to_vec();
             sorted.sort_unstable_by(|a, b| b.total_cmp(a));
-            sorted.iter().take(2).sum::<f32>()
+            sorted.iter().take(num_best).sum::<f32>()
         };
-        let sums: Vec<f32> = scores.chunks_exact(of_group).map(best_two).collect();
-        let mut order: Vec<usize> = (0..num_groups).collect();
+        let sums: Vec<f32> = scores.chunks_exact(of_group).map(sum_of_best).collect();
+        let mut order: Vec<usize> = (0..count).collect();
         order.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
         for group in &order[num_kept..] {
             scores[group * of_group..][..of_group].fill(f32::NEG_INFINITY);

@@ -36,21 +36,33 @@ fn convolved_backward(du: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Te
     over_taps(du, weight, layout, |shift, mask| shifted(&(du.clone() * mask), shift, false))
 }
 
-pub(crate) fn plain_short_conv(x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-    activation::silu(convolved(x, weight, layout)).cast(x.dtype())
+/// The weight of a convolution, `[kernel_size, channels]`, and what it adds, `[channels]`, both in `f32`.
+pub type ConvWeights<'a> = (&'a Tensor<2>, Option<&'a Tensor<1>>);
+
+/// The convolution with its bias, in `f32`.
+fn biased(x: &Tensor<2>, (weight, bias): ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
+    let y = convolved(x, weight, layout);
+    match bias {
+        Some(bias) => y + bias.clone().unsqueeze(),
+        None => y,
+    }
+}
+
+pub(crate) fn plain_short_conv(x: &Tensor<2>, weights: ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
+    activation::silu(biased(x, weights, layout)).cast(x.dtype())
 }
 
 pub(crate) fn plain_short_conv_backward(
     dy: &Tensor<2>,
     x: &Tensor<2>,
-    weight: &Tensor<2>,
+    weights: ConvWeights<'_>,
     layout: &Layout,
 ) -> Tensor<2> {
-    let u = convolved(x, weight, layout);
+    let u = biased(x, weights, layout);
     let sigmoid = activation::sigmoid(u.clone());
     let slope = sigmoid.clone() * (u * (sigmoid.neg() + 1.0) + 1.0);
     let du = dy.clone().cast(DType::F32) * slope;
-    convolved_backward(&du, weight, layout).cast(x.dtype())
+    convolved_backward(&du, weights.0, layout).cast(x.dtype())
 }
 
 /// `b`, `c` and `x` of what has them side by side, in `f32`.

@@ -40,7 +40,43 @@ pub enum Qkv {
         /// The layer.
         layer: usize,
     },
+    /// From latents.
+    Latent(Latent),
 }
+
+/// Queries, keys and values from normed latents that are narrower than they are (DeepSeek-AI, 2024, section 2.1). Some numbers of a
+/// head turn: of queries its last, and of keys those that the input makes for all heads alike. Values may be narrower than keys;
+/// attention has zeros behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// The projections of the input: to the latent of queries, or to queries; to that of keys and values, with what turns behind it.
+    pub inputs: [SiteId; 2],
+    /// The projection from the latent of queries, and its width; absent: they come from the input.
+    pub queries: Option<(SiteId, usize)>,
+    /// The projection from the latent of keys and values: of each head, what does not turn and the values.
+    pub key_values: SiteId,
+    /// Width of that latent.
+    pub rank: usize,
+    /// Numbers of a head that turn.
+    pub num_turning: usize,
+    /// Width of the values of a head.
+    pub value_dim: usize,
+}
+
+impl Latent {
+    /// The heads of an attention to the latents, with what turns behind them, in place of keys and values.
+    #[must_use]
+    pub fn heads(&self, heads: Heads) -> Heads {
+        Heads { num_kv_heads: 1, head_dim: self.rank + self.num_turning, ..heads }
+    }
+}
+
+/// Names within the block of the norms of the latents of queries, and of keys and values.
+pub const LATENT_NORMS: [&str; 2] = ["self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"];
+
+/// Names of the linear layers with a latent of queries, in the order of the forward pass, and of what makes queries without one.
+pub const LATENT_NAMES: [&str; 4] =
+    ["self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"];
 
 impl Qkv {
     /// The projections of the input.
@@ -50,6 +86,7 @@ impl Qkv {
             Self::All(projections) => projections.sites(),
             Self::ValuesAreKeys(projections) => projections.sites(),
             Self::OfLayer { queries, .. } => std::slice::from_ref(queries),
+            Self::Latent(latent) => &latent.inputs,
         }
     }
 }
@@ -86,8 +123,28 @@ impl Attention {
     pub fn key_value_layer(&self) -> Option<usize> {
         match self.qkv {
             Qkv::OfLayer { layer, .. } => Some(layer),
-            Qkv::All(_) | Qkv::ValuesAreKeys(_) => None,
+            Qkv::All(_) | Qkv::ValuesAreKeys(_) | Qkv::Latent(_) => None,
         }
+    }
+
+    /// Its latents, where it has such.
+    #[must_use]
+    pub fn latent(&self) -> Option<&Latent> {
+        if let Qkv::Latent(latent) = &self.qkv { Some(latent) } else { None }
+    }
+
+    /// The norms of its latents with their widths.
+    pub fn latent_norms(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let widths = self.latent().map(|latent| [latent.queries.map(|(_, rank)| rank), Some(latent.rank)]);
+        LATENT_NORMS.into_iter().zip(widths.into_iter().flatten()).filter_map(|(name, width)| Some((name, width?)))
+    }
+
+    /// Its heads, as wide as its products with keys and with values are on average.
+    #[must_use]
+    pub fn mean_heads(&self) -> Heads {
+        let head_dim =
+            self.latent().map_or(self.heads.head_dim, |latent| self.heads.head_dim.midpoint(latent.value_dim));
+        Heads { head_dim, ..self.heads }
     }
 
     /// Width of its own keys, and of its own values.

@@ -180,7 +180,7 @@ pub(super) const HELIUM: Family = Family {
     ..ERNIE4_5
 };
 
-/// Granite 4 without layers of Mamba and without experts.
+/// Granite 4 without experts.
 pub(super) const GRANITE_HYBRID: Family = Family {
     model_type: "granitemoehybrid",
     architecture: "GraniteMoeHybridForCausalLM",
@@ -191,6 +191,7 @@ pub(super) const GRANITE_HYBRID: Family = Family {
     },
     biases: Biases::AttentionKey,
     no_rope: NoRope::UnlessNamed,
+    has_state_spaces: true,
     fused: [false, true, false],
     gguf: Gguf::NONE,
     ..GRANITE

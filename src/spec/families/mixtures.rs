@@ -3,7 +3,7 @@
 use super::dense::QWEN3_VL;
 use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, QWEN2_EXPERTS};
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Biases, ExpertForm, Experts, Family, Gguf, Router};
+use crate::spec::family::{Biases, ExpertForm, Experts, Family, Gguf, Router, RouterGroups};
 
 pub(super) const QWEN3_VL_MOE: Family = Family {
     model_type: "qwen3_vl_moe_text",
@@ -56,11 +56,11 @@ pub(super) const GRANITE_MOE: Family = Family {
 };
 
 /// That of `DeepSeek` V3.
-const DEEPSEEK: Router = Router {
+pub(super) const DEEPSEEK: Router = Router {
     counts: ["n_routed_experts", "num_experts_per_tok"],
     sigmoid: Some(1e-20),
-    bias: ("mlp.gate.e_score_correction_bias", None),
-    has_groups: true,
+    bias: Some(("mlp.gate.e_score_correction_bias", None)),
+    groups: Some(RouterGroups { counts: [1, 1], by_method: false, num_best: 2, factor: 1.0 }),
     shared: Some(("mlp.shared_experts", "n_shared_experts")),
     first: Some(("first_k_dense_replace", 1)),
 };
@@ -125,8 +125,8 @@ pub(super) const ERNIE4_5_MOE: Family = Family {
         router: Some(Router {
             counts: ["moe_num_experts", "moe_k"],
             sigmoid: None,
-            bias: ("mlp.moe_statics.e_score_correction_bias", None),
-            has_groups: false,
+            bias: Some(("mlp.moe_statics.e_score_correction_bias", None)),
+            groups: None,
             shared: Some(("mlp.shared_experts", "moe_num_shared_experts")),
             first: Some(("moe_layer_start_index", 1)),
         }),
@@ -154,8 +154,8 @@ pub(super) const LFM2_MOE: Family = Family {
         router: Some(Router {
             counts: ["num_experts", "num_experts_per_tok"],
             sigmoid: Some(1e-6),
-            bias: ("feed_forward.expert_bias", Some("use_expert_bias")),
-            has_groups: false,
+            bias: Some(("feed_forward.expert_bias", Some("use_expert_bias"))),
+            groups: None,
             shared: None,
             first: Some(("num_dense_layers", 2)),
         }),
@@ -181,8 +181,8 @@ pub(super) const MINIMAX_M2: Family = Family {
         router: Some(Router {
             counts: ["num_local_experts", "num_experts_per_tok"],
             sigmoid: Some(0.0),
-            bias: ("block_sparse_moe.e_score_correction_bias", None),
-            has_groups: false,
+            bias: Some(("block_sparse_moe.e_score_correction_bias", None)),
+            groups: None,
             shared: None,
             first: None,
         }),

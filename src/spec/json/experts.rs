@@ -3,7 +3,7 @@
 use crate::schema::{Section, Value};
 use crate::spec::Activation;
 use crate::spec::block::{
-    Choice, Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId,
+    Choice, ExpertGroups, Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId,
 };
 use crate::spec::family::{Biases, Experts, Family, Router};
 use crate::util::gguf::MAX_EXPERTS;
@@ -112,18 +112,28 @@ pub(super) fn mixtures(
 
 /// What a router has beside its probabilities.
 fn choice(json: &mut Section, router: Router, num_experts: usize) -> Choice {
-    let (bias, key) = router.bias;
-    let has_bias = key.is_none_or(|key| json.boolean(key, true));
-    let factor = json.number("routed_scaling_factor", 1.0, 1e-6..=1e6);
-    let mut choice = Choice { bias: has_bias.then_some(bias), groups: None, factor };
-    if router.has_groups {
-        let [groups, kept] = ["n_group", "topk_group"].map(|key| json.count(key, 1, 1..=MAX_EXPERTS));
-        if !num_experts.is_multiple_of(groups) || kept > groups {
-            let message = format!("= {groups}, of which {kept} stay, does not divide {num_experts} experts");
-            json.problem("n_group", message);
-        } else if kept < groups {
-            choice.groups = Some([groups, kept]);
+    let bias = router.bias.filter(|(_, key)| key.is_none_or(|key| json.boolean(key, true)));
+    let bias = bias.map(|(name, _)| name);
+    let default = router.groups.map_or(1.0, |groups| groups.factor);
+    let factor = json.number("routed_scaling_factor", default, 1e-6..=1e6);
+    let Some(of_router) = router.groups else { return Choice { bias, groups: None, factor } };
+    let mut choice = Choice { bias, groups: None, factor };
+    if of_router.by_method {
+        json.only("norm_topk_prob", "false, as transformers takes it", |value| *value == Value::Boolean(false));
+        let known = |value: &Value| matches!(value.text(), Some("greedy" | "group_limited_greedy"));
+        json.only("topk_method", "\"greedy\" or \"group_limited_greedy\"", known);
+        if json.value("topk_method").and_then(Value::text) != Some("group_limited_greedy") {
+            return choice;
         }
+    }
+    let [count, num_kept] = of_router.counts;
+    let [count, num_kept] =
+        [("n_group", count), ("topk_group", num_kept)].map(|(key, default)| json.count(key, default, 1..=MAX_EXPERTS));
+    if !num_experts.is_multiple_of(count) || num_kept > count {
+        let message = format!("= {count}, of which {num_kept} stay, does not divide {num_experts} experts");
+        json.problem("n_group", message);
+    } else if num_kept < count {
+        choice.groups = Some(ExpertGroups { count, num_kept, num_best: of_router.num_best });
     }
     choice
 }
@@ -131,6 +141,10 @@ fn choice(json: &mut Section, router: Router, num_experts: usize) -> Choice {
 /// Notes which layers are dense.
 fn dense_layers(json: &mut Section, router: Router, is_in: &mut [bool]) {
     let Some((key, default)) = router.first else { return };
+    if json.has("mlp_layer_types") {
+        return by_type(json, is_in);
+    }
+    json.only("moe_layer_freq", "1", |value| value.number() == Some(1.0));
     let first = json.count(key, default, 0..=1 << 16);
     is_in.iter_mut().take(first).for_each(|is_in| *is_in = false);
     if key == "moe_layer_start_index" {
@@ -141,6 +155,24 @@ fn dense_layers(json: &mut Section, router: Router, is_in: &mut [bool]) {
             *is_in &= (layer + 1).is_multiple_of(every) && last.is_none_or(|last| as_f64(layer) <= last);
         }
     }
+}
+
+/// The same where a list says which (GLM-4.7-Flash).
+fn by_type(json: &mut Section, is_in: &mut [bool]) {
+    let expected = format!("\"dense\" or \"sparse\" for each of the {} layers", is_in.len());
+    let kind = |value: &Value| match value.text() {
+        Some("sparse") => Some(true),
+        Some("dense") => Some(false),
+        _ => None,
+    };
+    let num_layers = is_in.len();
+    let kinds = json.any("mlp_layer_types", vec![true; num_layers], &expected, |value| match value {
+        Value::Array(kinds) if kinds.len() == num_layers => {
+            kinds.iter().map(|node| kind(node.value())).collect::<Option<Vec<_>>>().ok_or(None)
+        }
+        _ => Err(None),
+    });
+    is_in.copy_from_slice(&kinds);
 }
 
 pub(super) fn layers(value: &Value) -> Result<Vec<usize>, Option<String>> {

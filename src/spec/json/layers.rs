@@ -4,13 +4,14 @@ pub(super) mod gemma4;
 
 use super::delta_net::DeltaNetShape;
 use super::experts::Mixtures;
+use super::state_space::StateSpaceShape;
 use crate::schema::{Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 use crate::spec::block::{
     Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
     SublayerKind, TwoBranches,
 };
-use crate::spec::family::{AttentionExtra, Family, NoRope, Windows};
+use crate::spec::family::{AttentionExtra, Family, LatentWidths, NoRope, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
@@ -20,7 +21,7 @@ pub(super) struct Layer {
     /// Whether `layer_types` says `sliding_attention`.
     pub(super) is_local: bool,
     pub(super) has_rope: bool,
-    /// Whether it has linear attention, or a short convolution, in place of attention.
+    /// Whether it has linear attention, a short convolution or a state space in place of attention.
     pub(super) has_other: bool,
     pub(super) window: Option<usize>,
 }
@@ -50,9 +51,11 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
         }
     };
     // What `layer_types` calls the layers without attention.
-    let other = match family.delta_heads {
-        Some(_) => Some("linear_attention"),
-        None => family.has_short_convs.then_some("conv"),
+    let other: &[&str] = match family.delta_heads {
+        Some(_) => &["linear_attention"],
+        None if family.has_short_convs => &["conv"],
+        None if family.has_state_spaces => &["mamba", "linear_attention"],
+        None => &[],
     };
     let full = if family.has_short_convs { attention_layers(json) } else { None };
     let pattern =
@@ -68,7 +71,8 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             (None, Some(full)) => full.contains(&layer),
             (None, None) => layer < first || is_last || family.has_short_convs,
         };
-        let has_other = other.is_some() && kind.map_or(!is_full, |kind| kind.text() == other);
+        let is_other = |kind: &Value| kind.text().is_some_and(|kind| other.contains(&kind));
+        let has_other = !other.is_empty() && kind.map_or(!is_full, is_other);
         let is_known = is_full
             || has_other
             || (window.is_some() && kind.is_none_or(|kind| kind.text() == Some("sliding_attention")));
@@ -96,7 +100,8 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
         NoRope::LastOf(interval) => interval,
         NoRope::UnlessNamed => {
             if !json.has("layer_types") {
-                let message = "is missing: transformers takes all layers for Mamba's, which are not computed here";
+                let message =
+                    "is missing: it names the layers with attention, without which transformers takes all for Mamba's";
                 json.problem("layer_types", message);
             }
             let has_rope = json.value("position_embedding_type").and_then(Value::text) == Some("rope");
@@ -128,6 +133,8 @@ pub(super) struct Widths {
     pub(super) delta_net: Option<DeltaNetShape>,
     /// Tokens that short convolutions see.
     pub(super) short_conv: Option<usize>,
+    pub(super) state_space: Option<StateSpaceShape>,
+    pub(super) latent: Option<LatentWidths>,
     pub(super) gemma4: Option<Gemma4>,
     pub(super) qk_norms: Option<QueryKeyNorms>,
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
@@ -144,14 +151,15 @@ impl Widths {
         let gemma4 = self.gemma4.as_ref();
         let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
         let mut sites = Vec::new();
-        let mixing = match (self.delta_net, self.short_conv) {
-            (Some(shape), _) if layer.has_other => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
-            (_, Some(kernel_size)) if layer.has_other => {
+        let mixing = match (self.delta_net, self.short_conv, self.state_space) {
+            (Some(shape), ..) if layer.has_other => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
+            (_, Some(kernel_size), _) if layer.has_other => {
                 let [input, output] = SHORT_CONV_NAMES;
                 let input = add(&mut sites, input, [3 * hidden, hidden], false);
                 let output = add(&mut sites, output, [hidden, hidden], false);
                 SublayerKind::ShortConv(ShortConv { kernel_size, input, output })
             }
+            (.., Some(shape)) if layer.has_other => SublayerKind::StateSpace(shape.of_layer(hidden, &mut sites)),
             _ => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
         };
         let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
@@ -210,6 +218,9 @@ impl Widths {
     /// The attention of a layer, whose linear layers are the first of `sites`.
     fn attention(&self, family: &Family, index: usize, layer: Layer, sites: &mut Vec<Site>) -> Attention {
         let Self { hidden, biases: [of_qkv, of_output, _], .. } = *self;
+        if let Some(latent) = self.latent {
+            return latent.of_layer(self.heads, hidden, [of_qkv, of_output], sites);
+        }
         let gemma4 = self.gemma4.as_ref();
         let full = gemma4.filter(|_| !layer.is_local);
         let heads = Heads { window: layer.window, ..full.map_or(self.heads, |gemma4| gemma4.full) };

@@ -1,7 +1,10 @@
 //! What configs are read as, and which are refused.
 
 use super::*;
-use crate::spec::{Block, Choice, DeltaHeads, LayerInputs, Probabilities, QueryKeyNorms, Role, RopeScaling};
+use crate::spec::{
+    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, Probabilities, QueryKeyNorms, Role, RopePairs, RopeScaling,
+    StateHeads, short_name,
+};
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4"#;
@@ -182,7 +185,7 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
         ("kimi_linear", "it needs linear attention of another kind"),
         ("dbrx", "it needs a mixture of experts of another kind"),
         ("nemotron_h", "it needs state-space layers and a mixture of experts"),
-        ("glm4_moe_lite", "it needs a mixture of experts and latent attention"),
+        ("deepseek_v32", "it needs latent attention to chosen tokens"),
         ("falcon_mamba", "it needs state-space layers"),
         ("mpt", "it needs LayerNorm and scores that fall with distance"),
         ("aya_vision", "it reads images; of such models only the text part is trained here"),
@@ -233,7 +236,10 @@ fn routers_have_sigmoids_biases_groups_and_shared_experts_and_first_layers_are_d
     let mixture = config.blocks[1].mixture().unwrap();
     assert!(config.blocks[0].mixture().is_none() && config.blocks[1].attention().unwrap().query_key_norms.is_none());
     let bias = Some("mlp.gate.e_score_correction_bias");
-    assert_eq!(mixture.choice, Choice { bias, groups: Some([3, 2]), factor: 2.5 });
+    assert_eq!(
+        mixture.choice,
+        Choice { bias, groups: Some(ExpertGroups { count: 3, num_kept: 2, num_best: 2 }), factor: 2.5 }
+    );
     assert_eq!(mixture.probabilities, Probabilities::SigmoidsOfChosen(1e-20));
     let shared = mixture.shared.as_ref().unwrap();
     assert_eq!((shared.gate, shared.gated.intermediate_size), (None, 48));
@@ -247,6 +253,51 @@ fn routers_have_sigmoids_biases_groups_and_shared_experts_and_first_layers_are_d
     assert!(ernie.blocks[1].mixture().is_none());
     let minimax = read("minimax_m2", r#""num_local_experts": 9, "rotary_dim": 8, "head_dim": 16"#).unwrap();
     assert_eq!((minimax.ropes[0].width, minimax.blocks[0].mixture().unwrap().experts.len()), (8, 9));
+}
+
+#[test]
+fn latents_have_widths_norms_and_a_yarns_scale_and_flops_of_keys_and_values() {
+    let read = |kind: &str, more: &str| {
+        let text = format!("{BASE}, {more}}}").replace("\"llama\"", &format!("\"{kind}\""));
+        ModelConfig::from_json(&text)
+    };
+    let experts = r#""n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 24"#;
+    let yarn = r#""rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}"#;
+    let config =
+        read("deepseek_v3", &format!("{experts}, {yarn}, \"head_dim\": 7, \"num_key_value_heads\": null")).unwrap();
+    let attention = config.blocks[0].attention().unwrap();
+    let growth = 0.1 * 40_f64.ln() + 1.0;
+    assert!((attention.heads.scale - growth * growth / 192_f64.sqrt()).abs() < 1e-12);
+    let widths = (attention.heads.num_kv_heads, attention.heads.head_dim, attention.mean_heads().head_dim);
+    assert_eq!(widths, (attention.heads.num_heads, 192, 160));
+    assert_eq!((config.ropes[0].head_dim, config.ropes[0].pairs), (64, RopePairs::Neighbours));
+    let names: Vec<_> = config.blocks[0].norms(64).collect();
+    assert!(names.contains(&("self_attn.q_a_layernorm", 1536)) && names.contains(&("self_attn.kv_a_layernorm", 512)));
+    assert!(config.blocks[0].mixture().is_none() && config.num_layers() < 4);
+    let direct = read("youtu", r#""q_lora_rank": null, "rope_interleave": false"#).unwrap();
+    let names: Vec<&str> = direct.blocks[0].sites.iter().map(|site| short_name(&site.name)).take(4).collect();
+    assert_eq!(names, ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]);
+    assert_eq!(direct.ropes[0].pairs, RopePairs::Halves);
+    let v2 = |more: &str| read("deepseek_v2", &format!("{experts}, \"n_group\": 4, \"topk_group\": 2{more}"));
+    let choice = |config: ModelConfig| config.blocks[0].mixture().unwrap().choice.groups;
+    assert_eq!(choice(v2("").unwrap()), None);
+    let groups = Some(ExpertGroups { count: 4, num_kept: 2, num_best: 1 });
+    assert_eq!(choice(v2(r#", "topk_method": "group_limited_greedy""#).unwrap()), groups);
+    for (kind, more, expected) in [
+        (
+            "youtu",
+            r#""v_head_dim": 193"#,
+            "`v_head_dim` = 193, expected at most `qk_nope_head_dim` + `qk_rope_head_dim` = 192",
+        ),
+        ("youtu", r#""qk_rope_head_dim": 63"#, "`qk_rope_head_dim` = 63 is odd"),
+        ("youtu", r#""num_key_value_heads": 1"#, "as many as of queries"),
+        ("deepseek_v2", r#""topk_method": "noaux_tc""#, "`topk_method` = \"noaux_tc\" is not supported"),
+        ("deepseek_v2", r#""norm_topk_prob": true"#, "`norm_topk_prob` = true is not supported"),
+        ("glm4_moe_lite", r#""mlp_layer_types": ["dense"]"#, "\"dense\" or \"sparse\" for each of the"),
+    ] {
+        let refused = read(kind, more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
 }
 
 #[test]
@@ -277,8 +328,21 @@ fn what_families_have_beside_llamas_is_read() {
     let granite = read("granitemoehybrid", hybrid).unwrap();
     assert_eq!((ropes(&granite), granite.blocks[0].gated().unwrap().intermediate_size), (vec![None; 2], 40));
     assert_eq!(granite.blocks[1].sites[4].name, "shared_mlp.input_linear");
-    let refused = read("granitemoehybrid", &hybrid.replacen("\"attention\"", "\"mamba\"", 1)).unwrap_err().to_string();
-    assert!(refused.contains("`layer_types` names \"mamba\" for layer 0"), "{refused}");
+    let mamba = |more: &str| read("granitemoehybrid", &(hybrid.replacen("\"attention\"", "\"mamba\"", 1) + more));
+    let granite = mamba(r#", "mamba_n_heads": 8, "time_step_limit": [0.0, {"__float__": "Infinity"}]"#).unwrap();
+    let space = granite.blocks[0].state_space().unwrap();
+    let heads = StateHeads { num_heads: 8, num_groups: 1, head_dim: 16, state_dim: 256 };
+    assert_eq!((space.heads, space.bounds, granite.blocks[1].state_space()), (heads, [0.0, f64::INFINITY], None));
+    assert_eq!(granite.blocks[0].sites[space.input].shape, [2 * 128 + 2 * 256 + 8, 64]);
+    for (more, expected) in [
+        (r#", "mamba_n_heads": 8, "mamba_d_head": 8"#, "expected `mamba_expand` * `hidden_size` = 128 in all"),
+        (r#", "mamba_n_heads": 8, "mamba_n_groups": 3"#, "`mamba_n_groups` = 3 does not divide"),
+        (r#", "time_step_limit": [1.0]"#, "expected two numbers, the smaller one first"),
+        (r#", "num_local_experts": 4"#, "`num_local_experts` = 4 is not supported"),
+    ] {
+        let refused = mamba(more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
     assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
 }
 

@@ -72,8 +72,9 @@ impl StepFlops {
             let others = blocks.iter().flat_map(|block| &block.sublayers).map(Sublayer::flops_per_token);
             of_weight * weights + as_f64(of_others * others.sum::<usize>())
         };
-        let heads =
-            |blocks: &[Block]| blocks.iter().filter_map(|block| Some(block.attention()?.heads)).collect::<Vec<_>>();
+        let heads = |blocks: &[Block]| {
+            blocks.iter().filter_map(|block| Some(block.attention()?.mean_heads())).collect::<Vec<_>>()
+        };
         let (before, trained) = config.blocks.split_at(first_trained.min(config.num_layers()));
         let of_trained = of_blocks(trained, 4.0, 3) + as_f64(6 * num_trainable);
         let (once, thrice) = (heads(before), heads(trained));

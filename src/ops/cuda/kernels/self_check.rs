@@ -531,12 +531,12 @@ fn convolved(device: &Device, dtype: DType) -> Result<Results, String> {
     let (place, layout, channels) = (place_of(device, dtype), documents(), 1032);
     let [x, dy] = [1, 2].map(|seed| numbers([layout.positions().len(), channels], seed, device).cast(dtype));
     let weight = numbers([4, channels], 3, device).cast(DType::F32);
-    let dx = short_conv_backward(place, &dy, &x, &weight, &layout);
+    let dx = short_conv_backward(place, &dy, &x, (&weight, None), &layout);
     let bcx = numbers([layout.positions().len(), 3 * channels], 4, device).cast(dtype);
     let weight_of_gated = weight.clone().narrow(0, 1, 3);
     let d_bcx = gated_conv_backward(place, &dy, &bcx, &weight_of_gated, &layout);
     let gated = gated_conv(place, &bcx, &weight_of_gated, &layout);
-    read([("y", &short_conv(place, &x, &weight, &layout)), ("dx", &dx), ("gated", &gated), ("its dx", &d_bcx)])
+    read([("y", &short_conv(place, &x, (&weight, None), &layout)), ("dx", &dx), ("gated", &gated), ("its dx", &d_bcx)])
 }
 
 fn loss(device: &Device, dtype: DType) -> Result<Results, String> {

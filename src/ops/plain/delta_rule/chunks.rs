@@ -10,19 +10,19 @@ pub const CHUNK_TOKENS: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Chunks {
     /// Tokens in a chunk.
-    pub(super) len: usize,
+    pub(in crate::ops::plain) len: usize,
     /// How many documents have a first chunk, a second one, and so on: the longest documents come first.
-    pub(super) counts: Vec<usize>,
+    pub(in crate::ops::plain) counts: Vec<usize>,
     /// The token of every place in the chunks; the number of tokens where there is none.
     tokens: Tensor<1, Int>,
     /// The place of every token in the chunks; their length where it has none.
     places: Tensor<1, Int>,
     /// 1 up to the diagonal, `[1, len, len]`.
-    pub(super) causal: Tensor<3>,
+    pub(in crate::ops::plain) causal: Tensor<3>,
     /// 1 below the diagonal.
-    pub(super) below: Tensor<3>,
+    pub(in crate::ops::plain) below: Tensor<3>,
     /// For blocks of 1, 2, 4, ... tokens: 1 where the second of two neighbours meets the first.
-    pub(super) pairs: Vec<Tensor<3>>,
+    pub(in crate::ops::plain) pairs: Vec<Tensor<3>>,
 }
 
 impl Chunks {
@@ -71,14 +71,14 @@ impl Chunks {
     }
 
     /// Rows of tokens, `[tokens, heads * width]`, by chunk and head, `[chunks, heads, len, width]` in `f32`.
-    pub(super) fn split(&self, x: &Tensor<2>, heads: usize) -> Tensor<4> {
+    pub(in crate::ops::plain) fn split(&self, x: &Tensor<2>, heads: usize) -> Tensor<4> {
         let width = x.dims()[1] / heads;
         let rows = with_zeros(x.clone().cast(DType::F32)).select(0, self.tokens.clone());
         rows.reshape([self.num_chunks(), self.len, heads, width]).swap_dims(1, 2)
     }
 
     /// The inverse of [`split`](Self::split); zeros outside all documents.
-    pub(super) fn join(&self, x: Tensor<4>) -> Tensor<2> {
+    pub(in crate::ops::plain) fn join(&self, x: Tensor<4>) -> Tensor<2> {
         let [chunks, heads, len, width] = x.dims();
         let rows = x.swap_dims(1, 2).reshape([chunks * len, heads * width]);
         with_zeros(rows).select(0, self.places.clone())
@@ -89,7 +89,7 @@ impl Chunks {
     }
 
     /// First of the chunks with this index in their documents, and how many there are, for every index.
-    pub(super) fn steps(&self) -> Vec<(usize, usize)> {
+    pub(in crate::ops::plain) fn steps(&self) -> Vec<(usize, usize)> {
         let mut first = 0;
         let step = |count: &usize| {
             first += count;

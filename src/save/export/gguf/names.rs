@@ -6,7 +6,8 @@ use crate::schema::Problem;
 use crate::spec::family::{GgufWindows, NoRope, OwnRopes, Router, Scales};
 use crate::spec::gguf::{self, Order};
 use crate::spec::{
-    Attention, Block, Choice, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeAxes, RopeScaling,
+    Attention, Block, Choice, ExpertGroups, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeAxes,
+    RopeScaling,
 };
 use crate::util::gguf::{List, Value};
 use crate::util::text::with_commas;
@@ -223,7 +224,7 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     if mixtures.len() + router.and(Some(dense)).unwrap_or(0) < config.num_layers() {
         return refused(config, "layers without experts");
     }
-    if !router.is_some_and(|router| router.has_groups) && of_family.experts_sum_to_one != is_sum {
+    if router.is_none_or(|router| router.groups.is_none()) && of_family.experts_sum_to_one != is_sum {
         return refused(config, "this `norm_topk_prob`");
     }
     let mut keys = vec![("expert_count", mixture.experts.len()), ("expert_used_count", mixture.num_per_token)];
@@ -254,10 +255,10 @@ fn of_router(
     if bias.is_none() {
         return refused(config, "a router without a bias");
     }
-    if !router.has_groups && (factor - 1.0).abs() > 1e-9 {
+    if router.groups.is_none() && (factor - 1.0).abs() > 1e-9 {
         return refused(config, "this `routed_scaling_factor`");
     }
-    if router.has_groups && num_shared.is_none() {
+    if router.groups.is_some() && num_shared.is_none() {
         return refused(config, "experts without shared ones");
     }
     let is_sum = !matches!(mixture.probabilities, Probabilities::Sigmoids);
@@ -267,10 +268,12 @@ fn of_router(
     keys.extend(num_shared.map(|num_shared| ("expert_shared_count", count(num_shared))));
     // ERNIE 4.5's could be every so many layers.
     keys.extend(router.sigmoid.is_none().then(|| ("interleave_moe_layer_step", count(1))));
-    if router.has_groups {
+    if router.groups.is_some() {
         keys.extend(gguf::EXPERT_WEIGHTS.into_iter().zip([Value::F32(factor as f32), Value::Bool(is_sum)]));
     }
-    keys.extend(groups.into_iter().flat_map(|groups| gguf::EXPERT_GROUPS.into_iter().zip(groups.map(count))));
+    let of_groups =
+        |groups: ExpertGroups| gguf::EXPERT_GROUPS.into_iter().zip([groups.count, groups.num_kept].map(count));
+    keys.extend(groups.into_iter().flat_map(of_groups));
     Ok(keys)
 }
 

@@ -1,0 +1,25 @@
+//! What heads have side by side, taken apart and joined.
+
+use burn::tensor::Tensor;
+
+/// The parts of `x`, `[tokens, num_heads * (sum of widths)]`, which has those of a head side by side: `[tokens, num_heads * width]`
+/// each.
+pub(super) fn of_heads<const N: usize>(x: &Tensor<2>, num_heads: usize, widths: [usize; N]) -> [Tensor<2>; N] {
+    let [tokens, width] = x.dims();
+    let (by_head, mut first) = (x.clone().reshape([tokens, num_heads, width / num_heads]), 0);
+    widths.map(|width| {
+        first += width;
+        by_head.clone().narrow(2, first - width, width).reshape([tokens, num_heads * width])
+    })
+}
+
+/// The inverse of [`of_heads`].
+pub(super) fn by_head<const N: usize>(parts: [Tensor<2>; N], num_heads: usize) -> Tensor<2> {
+    let by_head = |part: Tensor<2>| {
+        let [tokens, width] = part.dims();
+        part.reshape([tokens, num_heads, width / num_heads])
+    };
+    let joined = Tensor::cat(parts.map(by_head).into(), 2);
+    let [tokens, heads, width] = joined.dims();
+    joined.reshape([tokens, heads * width])
+}
