@@ -1,7 +1,6 @@
 //! `lora-train serve`: a model and its adapters behind OpenAI's HTTP interface, with a page to try them.
 
 mod api;
-mod calls;
 mod error;
 mod prompt;
 mod reply;
@@ -31,6 +30,7 @@ use tokio::sync::oneshot;
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, stops, template, warn_of};
 use super::{http, say};
 use crate::data::template::{ChatTemplate, Stops};
+use crate::generate::calls::{Allowed, CallForm, CallReader, functions};
 use crate::generate::{Grammar, Grammars, NewText, check};
 use crate::save::export::PromptForm;
 use crate::schema::Problem;
@@ -38,8 +38,6 @@ use crate::train::stop::Stop;
 use crate::util::failure::Failure;
 
 use api::{Asking, Endpoint, ToolChoice};
-use calls::held::Allowed;
-use calls::{CallForm, CallReader, functions};
 use error::ApiError;
 use prompt::Prompting;
 use reply::Reply;
