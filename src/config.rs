@@ -30,8 +30,8 @@ pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
 pub(crate) use lora::{layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use objective::{
-    Aggregation, Divergence, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName, OrpoNll, RewardConfig,
-    RewardKind, RowKind, ScaleRewards,
+    Aggregation, Divergence, EnvironmentConfig, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName,
+    OnFailure, OrpoNll, RewardConfig, RewardKind, RowKind, ScaleRewards,
 };
 pub use optimizer::{OptimizerConfig, OptimizerName};
 pub use scheduler::{DecayType, LrScheduler, SchedulerConfig};

@@ -1,5 +1,6 @@
 //! Text generation: the model continues an encoded prompt token by token, and the text is passed on as it is made.
 
+pub(crate) mod calls;
 mod grammar;
 mod sampler;
 mod together;

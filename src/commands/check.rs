@@ -29,7 +29,7 @@ use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::run::shipping::require_shippable;
 use crate::schema::{Problem, Problems};
-use crate::train::rollouts::Rollouts;
+use crate::train::rollouts::{Rollouts, about_environment};
 use crate::train::task::Task;
 use crate::util::failure::Failure;
 use crate::util::text::{counted, for_terminal, with_commas};
@@ -263,13 +263,14 @@ fn examine_data(
         Ok(data) => {
             examine_files(&config, &data, findings);
             examine_rows(&data, findings);
-            findings.warnings.extend(overview::objective_warning(recipe, &data));
+            findings.warnings.extend(overview::objective_warnings(recipe, &data));
             match Task::open(&recipe.eval.task, &data) {
                 Ok(task) => findings.facts.extend(task.map(|task| ("task", task.about()))),
                 Err(error) => findings.error(&error),
             }
-            if let Err(error) = Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed) {
-                findings.error(&error);
+            match Rollouts::open(&recipe.objective, &data, recipe.data.max_length, recipe.seed) {
+                Ok(_) => findings.facts.extend(about_environment(&recipe.objective, &data)),
+                Err(error) => findings.error(&error),
             }
             if max_rows.is_none() {
                 examine_steps(recipe, &data, findings);

@@ -2,7 +2,6 @@
 
 mod api;
 mod body;
-mod calls;
 mod error;
 mod prompt;
 mod reply;
@@ -33,6 +32,7 @@ use tokio::sync::oneshot;
 use super::named::{Asked, BASE, LoadArgs, ModelArgs, Named, OpenedModel, stops, template, warn_of};
 use super::{http, say};
 use crate::data::template::{ChatTemplate, Stops};
+use crate::generate::calls::{Allowed, CallForm, CallReader, functions};
 use crate::generate::{Grammar, Grammars, NewText, check};
 use crate::images::Image;
 use crate::save::export::PromptForm;
@@ -42,8 +42,6 @@ use crate::util::failure::Failure;
 
 use api::{AskedContent, Asking, Endpoint, ToolChoice};
 use body::Bodies;
-use calls::held::Allowed;
-use calls::{CallForm, CallReader, functions};
 use error::ApiError;
 use prompt::Prompting;
 use reply::Reply;

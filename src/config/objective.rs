@@ -1,6 +1,7 @@
 //! Section `[objective]` of a recipe.
 
 mod choices;
+mod environment;
 mod reward;
 
 use std::ops::Bound;
@@ -10,6 +11,7 @@ use choices::LossTypes;
 pub use choices::{
     Aggregation, Divergence, ImportanceSamplingLevel, LossType, ObjectiveName, OrpoNll, RowKind, ScaleRewards,
 };
+pub use environment::{EnvironmentConfig, OnFailure};
 pub use reward::{RewardConfig, RewardKind};
 
 use super::POSITIVE;
@@ -129,6 +131,8 @@ section! {
         /// How answers of "grpo" are judged; the sum counts.
         reward: Vec<RewardConfig> = Vec::new() => sections() like { kind = "exact" } for [Grpo] of RewardConfig,
             ["rewards", "reward_funcs", "reward_functions"];
+        /// What replies to answers of "grpo", which then have several turns.
+        environment: EnvironmentConfig = EnvironmentConfig::default() => section() for [Grpo] of EnvironmentConfig;
     }
 }
 
@@ -147,7 +151,7 @@ impl ObjectiveConfig {
     /// The programs that it starts.
     #[must_use]
     pub fn programs(&self) -> Vec<Vec<String>> {
-        self.reward.iter().flat_map(RewardConfig::programs).collect()
+        self.reward.iter().flat_map(RewardConfig::programs).chain(self.environment.programs()).collect()
     }
 
     fn check(self, section: &mut Section) -> Self {
@@ -172,7 +176,7 @@ impl ObjectiveConfig {
         if [Cpo, Kto, Grpo].contains(&self.name) && losses.len() > 1 {
             section.problem("loss_type", format!("is one loss of \"{}\"", self.name.word()));
         }
-        if self.name == Grpo && self.reward.is_empty() && !section.is_wrong("reward") {
+        if self.name == Grpo && self.reward.is_empty() && !self.environment.is_set() && !section.is_wrong("reward") {
             let message = "\"grpo\" learns from rewards, and there is none";
             section.reject(
                 "name",

@@ -13,10 +13,12 @@ use time::OffsetDateTime;
 use super::jinja::{self, Jinja};
 use super::tokenizer::Tokenizer;
 
+mod between;
 mod conversation;
 mod ends;
 mod trace;
 
+pub use between::GoesOn;
 use conversation::Conversation;
 use ends::Vocabulary;
 pub use ends::{Stops, TurnEnds};

@@ -338,3 +338,41 @@ fn texts_that_are_written_together_are_those_written_alone() {
         }
     }
 }
+
+#[test]
+fn a_text_goes_on_from_what_the_model_has_seen_as_one_that_begins_with_all_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let (model, adapters, stops) = (model(256), AdapterSet::none(2), Stops::of(&tokenizer, None));
+    let options = GenerateOptions { max_new_tokens: 3, ..GenerateOptions::default() };
+    let request = |ids: &[u32]| TextRequest::new(ids.to_vec(), &adapters, options, &stops);
+    let mut texts = TextBatch::new(&model, &tokenizer).of_equal_starts().of_turns();
+    let mut ids = vec![vec![5, 6, 7, 8], vec![5, 6, 7, 8], vec![5, 6]];
+    let mut seen = vec![None, None, None];
+    for turn in 0..2 {
+        let before = ids.clone();
+        let written = RefCell::new(vec![Vec::new(); 3]);
+        let at = |id: u64| usize::try_from(id).unwrap();
+        let on_text = |id: u64, new: NewText| {
+            written.borrow_mut()[at(id)].extend(new.token);
+            ControlFlow::Continue(())
+        };
+        for (id, (ids, seen)) in (0..).zip(ids.iter().zip(&mut seen)) {
+            texts.go_on(id, request(ids), seen.take(), on_text).unwrap();
+        }
+        while !texts.is_empty() {
+            texts.step(on_text).unwrap();
+        }
+        for (id, sequence) in texts.take_ended() {
+            // All but the last token that was written.
+            assert_eq!(sequence.num_tokens(), ids[at(id)].len() + 2);
+            seen[at(id)] = Some(sequence);
+        }
+        for ((ids, before), written) in ids.iter_mut().zip(&before).zip(written.into_inner()) {
+            assert_eq!(written, greedy_without_cache(&model, before, 3), "turn {turn}");
+            ids.extend(written);
+            // A reply.
+            ids.extend([9, 10, turn]);
+        }
+    }
+}

@@ -87,6 +87,8 @@ pub struct TextBatch<'a> {
     before: Option<(Sequence, Vec<f32>)>,
     /// Memory that more than several may take.
     memory_bytes: Option<u64>,
+    /// What the model has seen of texts that have ended, if they may go on.
+    ended: Option<Vec<(u64, Sequence)>>,
 }
 
 /// Texts that are written together without asking for memory.
@@ -111,7 +113,18 @@ impl<'a> TextBatch<'a> {
     /// No texts.
     #[must_use]
     pub fn new(model: &'a Model, tokenizer: &'a Tokenizer) -> Self {
-        Self { model, tokenizer, texts: Vec::new(), before: None, memory_bytes: None }
+        Self { model, tokenizer, texts: Vec::new(), before: None, memory_bytes: None, ended: None }
+    }
+
+    /// A batch for texts that may [go on](Self::go_on) once they have ended.
+    #[must_use]
+    pub fn of_turns(self) -> Self {
+        Self { ended: Some(Vec::new()), ..self }
+    }
+
+    /// What the model has seen of the texts that have ended since the last call, with their ids.
+    pub fn take_ended(&mut self) -> Vec<(u64, Sequence)> {
+        self.ended.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// On a device up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
@@ -151,6 +164,20 @@ impl<'a> TextBatch<'a> {
         &mut self,
         id: u64,
         request: TextRequest<'a>,
+        on_text: impl FnMut(u64, NewText) -> ControlFlow<()>,
+    ) -> Result<(), GenerateError> {
+        self.go_on(id, request, None, on_text)
+    }
+
+    /// The same for a text of which the model has seen a start, by the same adapters: that is not computed again.
+    ///
+    /// # Errors
+    /// A prompt that the model cannot continue.
+    pub fn go_on(
+        &mut self,
+        id: u64,
+        request: TextRequest<'a>,
+        seen: Option<Sequence>,
         mut on_text: impl FnMut(u64, NewText) -> ControlFlow<()>,
     ) -> Result<(), GenerateError> {
         let TextRequest { prompt_ids, adapters, options, stop_ids, stop, top_logprobs, special_tokens, grammar } =
@@ -160,33 +187,30 @@ impl<'a> TextBatch<'a> {
         let most_bytes = text_bytes(&self.model.config, self.model.compute.size(), most_tokens);
         let writing = Writing::new(self.tokenizer, &prompt_ids, &options, stop_ids, stop, special_tokens)?;
         let writing = writing.within(grammar);
-        let shares_start = self.before.is_some();
-        let (sequence, logits) = match self.before.take() {
+        let shares_start = self.before.is_some() && seen.is_none();
+        let (sequence, logits) = match if shares_start { self.before.take() } else { None } {
             Some(same) if same.0.has_seen(&prompt_ids) => same,
-            before => {
-                let mut sequence = before.map_or_else(|| Sequence::new(self.model), |(sequence, _)| sequence);
+            other => {
+                // In several turns texts come in any order: what one shares with another would be chance.
+                let other = other.map(|(sequence, _)| sequence).filter(|_| self.ended.is_none());
+                let mut sequence = seen.or(other).unwrap_or_else(|| Sequence::new(self.model));
                 let kept = sequence.keep_start_of(&prompt_ids);
                 let part = NextTokens { sequence: &mut sequence, adapters, token_ids: &prompt_ids[kept..] };
                 let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
                 (sequence, logits)
             }
         };
-        let mut text = Text {
-            id,
-            sequence: sequence.clone(),
-            adapters,
-            writing,
-            top_logprobs,
-            unshown: VecDeque::new(),
-            token: 0,
-            most_bytes,
-        };
-        let next = text.writing.next(&logits, is_full(self.model, &sequence))?;
+        let shared = shares_start.then(|| sequence.clone());
+        let mut text =
+            Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0, most_bytes };
+        let next = text.writing.next(&logits, is_full(self.model, &text.sequence))?;
         let goes_on = text.take(next, &logits, &mut on_text);
-        self.before = shares_start.then_some((sequence, logits));
+        self.before = shared.map(|sequence| (sequence, logits)).or(self.before.take());
         if goes_on {
             let neighbour = self.texts.iter().rposition(|other| std::ptr::eq(other.adapters, adapters));
             self.texts.insert(neighbour.map_or(self.texts.len(), |at| at + 1), text);
+        } else if let Some(ended) = &mut self.ended {
+            ended.push((text.id, text.sequence));
         }
         Ok(())
     }
@@ -217,6 +241,8 @@ impl<'a> TextBatch<'a> {
         for ((mut text, logits), next) in self.texts.drain(..).zip(rows).zip(drawn) {
             if text.take(next?, logits, &mut on_text) {
                 kept.push(text);
+            } else if let Some(ended) = &mut self.ended {
+                ended.push((text.id, text.sequence));
             }
         }
         self.texts = kept;

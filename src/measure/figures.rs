@@ -12,7 +12,7 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use evaluation::EvalMetrics;
-pub use rewards::{Rollout, Spread};
+pub use rewards::{Rollout, RolloutEpisode, Spread};
 
 /// How the samples taken during a step become its figure.
 #[derive(Clone, Copy)]
@@ -335,6 +335,8 @@ figures! {
         rollout_seconds: f64, "time/rollout";
         /// Those of them in which rules, programs and functions judged.
         reward_seconds: f64, "time/reward";
+        /// Those of them in which nothing could be written, as all episodes waited for the environment.
+        environment_seconds: f64, "time/environment";
         /// Mean of what answers of "grpo" got of each rule or function, by its name, without its factor. In TensorBoard
         /// rewards/NAME/mean.
         reward_means: BTreeMap<String, f64>;
@@ -428,6 +430,16 @@ figures! {
         clip_ratio_high_mean, "clip_ratio/high_mean";
         /// The sum of both.
         clip_ratio_region_mean, "clip_ratio/region_mean";
+        /// Answers of the model in an episode with an environment, mean; like the next two without episodes that have failed.
+        turns, "episodes/turns";
+        /// Calls of tools in an episode, mean.
+        tool_calls, "tools/call_frequency";
+        /// Share of the calls of tools that have failed.
+        tool_failures, "tools/failure_frequency";
+        /// Share of the episodes whose environment has failed for good.
+        failed_episodes, "episodes/failed";
+        /// How often an episode has begun anew as its environment had failed, mean.
+        episode_retries, "episodes/retries";
     }
     machine {
         /// Bytes of the process that are in RAM.

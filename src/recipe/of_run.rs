@@ -86,7 +86,7 @@ impl Recipe {
         // Whatever is in it, a terminal obeys none of it.
         let words = command.iter().map(|word| quoted(&word.escape_debug().to_string()));
         let message = format!(
-            "{}: `objective.reward` names a program, and the folder may be somebody else's: {}",
+            "{}: `[objective]` names a program, and the folder may be somebody else's: {}",
             path.display(),
             words.collect::<Vec<_>>().join(" ")
         );

@@ -23,6 +23,7 @@ use crate::model::weights::{StoredTensor, WeightFiles, Weights};
 use crate::ops::cuda::kernel_state;
 use crate::recipe::Recipe;
 use crate::spec::{Block, Method, ModelConfig, StoredQuantisation};
+use crate::train::rollouts::environment_warnings;
 use crate::train::schedule::{self, Schedule};
 use crate::util::stats::as_f64;
 use crate::util::text::{counted, with_commas};
@@ -52,7 +53,7 @@ pub(super) fn note(prepared: &Prepared, data: &Dataset, schedule: &Schedule, sin
         sinks.note(&format!("{subject}: {fact}"));
     }
     sinks.note(&steps(recipe, data, schedule));
-    for warning in data.warnings().into_iter().chain(objective_warning(recipe, data)) {
+    for warning in data.warnings().into_iter().chain(objective_warnings(recipe, data)) {
         sinks.warn(&warning);
     }
     for warning in prepared_warnings(recipe, Some(device), config).into_iter().chain(prepared.memory_warning(data)) {
@@ -145,13 +146,15 @@ fn rate_warning(recipe: &Recipe) -> Option<String> {
 }
 
 /// What the rows are to the objective.
-pub(crate) fn objective_warning(recipe: &Recipe, data: &Dataset) -> Option<String> {
+pub(crate) fn objective_warnings(recipe: &Recipe, data: &Dataset) -> Vec<String> {
     let objective = &recipe.objective;
-    if objective.name == ObjectiveName::Grpo {
+    let of_rows = if objective.name == ObjectiveName::Grpo {
         let lengths: Vec<usize> = data.used_lengths().collect();
-        return room_warning(recipe.data.max_length, objective.max_completion_length, &lengths);
-    }
-    labels_warning(objective, data.num_labels())
+        room_warning(recipe.data.max_length, objective.max_completion_length, &lengths)
+    } else {
+        labels_warning(objective, data.num_labels())
+    };
+    of_rows.into_iter().chain(environment_warnings(objective, data)).collect()
 }
 
 /// Warns where prompts leave answers less room than they may take.

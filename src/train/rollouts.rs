@@ -1,12 +1,16 @@
 //! Answers that the model itself writes, and how much better each is than the others to its prompt: what GRPO trains on.
 
 mod advantages;
+mod environment;
+mod episodes;
+mod judging;
+mod played;
 mod program;
 mod reward;
 mod round;
+mod writing;
 
 use std::collections::BTreeMap;
-use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -14,19 +18,26 @@ use serde_json::Value;
 
 use super::step::TrainStep;
 use crate::config::{ObjectiveConfig, ObjectiveName};
-use crate::data::batch::{Answer, Batch, Document, RowSource};
+use crate::data::batch::{Answer, Batch, RowSource};
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::data::formats::{Prompt, RowFormat, Sample as RowSample};
-use crate::generate::{Ending, GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::data::template::ChatTemplate;
+use crate::generate::GenerateError;
 use crate::measure::figures::{Mean, ObjectiveFigures, Rollout, Spread};
 use crate::measure::metrics::Sample;
-use crate::ops::dropout::mix;
 use crate::util::stats::as_f64;
 use advantages::{Advantages, advantages};
+pub use environment::opening::{about_environment, environment_warnings};
+use environment::{Environment, opening};
+use judging::Judgement;
 pub use reward::JudgeState;
-use reward::{Failure, Judged, PromptRow, Reward, Scores};
+use reward::{PromptRow, Reward, Scores};
 pub use round::{Answers, LeftOut, Round, StepAnswers, scale_advantages};
+use writing::{Written, WrittenAnswer};
+
+/// Where an environment writes what is for people, and its failures are noted: a file beside that of programs that judge.
+pub const EPISODES_LOG: &str = "episodes.log";
 
 /// Why answers could not be made or judged.
 #[derive(Debug, thiserror::Error)]
@@ -56,12 +67,16 @@ pub struct Rollouts {
     max_length: usize,
     seed: u64,
     rewards: Vec<Reward>,
+    /// What replies to answers, where they have several turns.
+    environment: Option<Environment>,
     /// The rows of the prompts.
     rows: BTreeMap<RowSource, PromptRow>,
     /// After how many steps one of the answers is shown.
     sample_steps: u64,
     /// Whether a warning has said that nothing can be learned from some of them.
     has_warned: bool,
+    /// Whether a warning has said that episodes fail.
+    has_failed: bool,
     /// Most answers of a micro-batch that are recorded.
     max_recorded: usize,
     /// Where programs that judge write what is for people.
@@ -88,32 +103,6 @@ pub struct Answered {
     pub rollouts: Vec<Rollout>,
 }
 
-/// What micro-batches that were written together got.
-#[derive(Debug, Default)]
-struct Judgement {
-    scores: Vec<Scores>,
-    /// Means of what functions have logged.
-    metrics: BTreeMap<String, f64>,
-    /// Columns that they have logged, a value for each answer.
-    extra: BTreeMap<String, Vec<Value>>,
-}
-
-impl Judgement {
-    /// That of some of the answers.
-    fn part(&self, of: Range<usize>) -> Self {
-        let scores = |scores: &Scores| Scores { by_answer: scores.by_answer[of.clone()].to_vec(), ..scores.clone() };
-        let column = |(name, values): (&String, &Vec<Value>)| (name.clone(), values[of.clone()].to_vec());
-        let (scores, extra) = (self.scores.iter().map(scores).collect(), self.extra.iter().map(column).collect());
-        Self { scores, extra, ..Self::default() }
-    }
-
-    /// The sum of what an answer got, each times its factor; `None` where nothing judges it.
-    fn reward(&self, index: usize) -> Option<f64> {
-        let rewards = self.scores.iter().filter_map(|of| Some(of.by_answer[index]? * of.weight));
-        rewards.fold(None, |sum, reward| Some(sum.unwrap_or(0.0) + reward))
-    }
-}
-
 /// Answers to micro-batches that were written together.
 #[derive(Debug)]
 pub struct AnsweredRound {
@@ -123,6 +112,10 @@ pub struct AnsweredRound {
     pub metrics: BTreeMap<String, f64>,
     /// Seconds in which answers were judged.
     pub judge_seconds: f64,
+    /// Seconds in which all waited for the environment, where there is one.
+    pub environment_seconds: Option<f64>,
+    /// That episodes have failed, the first time that some have.
+    pub trouble: Option<String>,
 }
 
 /// What a micro-batch is answered for. Its number, in the run or in an evaluation, decides the draws.
@@ -140,17 +133,6 @@ impl Draw {
     }
 }
 
-/// An answer in the making.
-#[derive(Clone, Debug, Default)]
-struct WrittenAnswer {
-    source: RowSource,
-    ids: Vec<u32>,
-    text: String,
-    ending: Option<Ending>,
-    /// Of its tokens.
-    entropy: Mean,
-}
-
 impl Rollouts {
     /// Reads the rows of the prompts again, in which the rewards find what is right; `None` where the model answers none.
     ///
@@ -166,23 +148,27 @@ impl Rollouts {
             return Ok(None);
         }
         let rewards = Reward::all(objective).map_err(DataError::Config)?;
-        let reads_prompts = rewards.iter().any(Reward::reads_prompts);
+        let environment = opening::open(objective, data).map_err(DataError::Config)?;
+        let template = data.template().filter(|_| environment.is_some());
+        let reads_prompts = environment.is_some() || rewards.iter().any(Reward::reads_prompts);
         let rows = data.values(|format, row| {
             rewards.iter().try_for_each(|reward| reward.check(row))?;
             let (value, prompt_column) = (row.clone(), format.prompt_column().to_owned());
-            let prompt = if reads_prompts { prompt_of(format, row)? } else { Value::Null };
-            Ok(PromptRow { value, prompt, prompt_column })
+            let (prompt, tools) = if reads_prompts { prompt_of(format, row, template)? } else { Default::default() };
+            Ok(PromptRow { value, prompt, tools, prompt_column })
         })?;
         let (objective, state) = (objective.clone(), JudgeState::default());
-        let (sample_steps, has_warned, max_recorded, log) = (1, false, 0, None);
+        let (sample_steps, has_warned, has_failed, max_recorded, log) = (1, false, false, 0, None);
         Ok(Some(Self {
             objective,
             max_length,
             seed,
             rewards,
+            environment,
             rows,
             sample_steps,
             has_warned,
+            has_failed,
             max_recorded,
             log,
             state,
@@ -261,11 +247,19 @@ impl Rollouts {
         // What cannot be started is known before the first answer is written.
         let log = self.log.as_deref();
         let started = self.rewards.iter_mut().try_for_each(|reward| reward.start(log, is_stopped));
+        let log = log.map(|log| log.with_file_name(EPISODES_LOG));
+        let started = started.and_then(|()| match &mut self.environment {
+            Some(environment) => environment.start(log.as_deref(), is_stopped),
+            None => Ok(()),
+        });
         if is_stopped() {
             return Ok(None);
         }
         started.map_err(RolloutError::Judge)?;
-        let Some(written) = self.write(step, data, prompts, is_stopped)? else { return Ok(None) };
+        let Some(Written { answers: written, waited }) = self.write(step, data, prompts, is_stopped)? else {
+            return Ok(None);
+        };
+        let trouble = self.trouble(&written)?;
         let start = Instant::now();
         let judged = self.judge(&written, data, is_stopped);
         if is_stopped() {
@@ -280,7 +274,28 @@ impl Rollouts {
             let own = judged.part(all.clone());
             answers.push(self.answered(step, data, (*draw, prompts), &written[all], &own));
         }
-        Ok(Some(AnsweredRound { answers, metrics: judged.metrics, judge_seconds }))
+        let environment_seconds = waited.map(|waited| waited.as_secs_f64());
+        Ok(Some(AnsweredRound { answers, metrics: judged.metrics, judge_seconds, environment_seconds, trouble }))
+    }
+
+    /// That episodes have failed, where none has before.
+    ///
+    /// # Errors
+    /// All of them have.
+    fn trouble(&mut self, written: &[WrittenAnswer]) -> Result<Option<String>, RolloutError> {
+        let failures: Vec<&str> = written.iter().filter_map(WrittenAnswer::failure).collect();
+        let Some(last) = failures.last() else { return Ok(None) };
+        let (failed, all) = (failures.len(), written.len());
+        if failed == all {
+            let text = format!(
+                "the environment has failed in all of {all} episodes, at last: {last}\n  hint: {EPISODES_LOG} has each"
+            );
+            return Err(RolloutError::Judge(text));
+        }
+        let text = format!(
+            "{failed} of {all} episodes have failed, such as: {last}; {EPISODES_LOG} has each, and `failed_episodes` their share"
+        );
+        Ok((!std::mem::replace(&mut self.has_failed, true)).then_some(text))
     }
 
     /// The answers to a micro-batch, by what they got.
@@ -295,7 +310,11 @@ impl Rollouts {
         let size = self.num_answers(draw);
         let mut figures = ObjectiveFigures::default();
         for written in written {
-            let length = Mean::of(as_f64(written.ids.len()));
+            written.played.iter().for_each(|played| played.report(&mut figures));
+            if written.failure().is_some() {
+                continue;
+            }
+            let length = Mean::of(as_f64(written.num_drawn()));
             figures.completion_length += length;
             figures.terminated_length += if written.is_clipped() { Mean::default() } else { length };
             figures.clipped_ratio += Mean::of(f64::from(u8::from(written.is_clipped())));
@@ -307,17 +326,18 @@ impl Rollouts {
         let (mut batch, mut left_out) = (Batch::default(), Vec::new());
         let leaves_out = draw.is_for_training() && self.objective.leaves_out_equal_answers();
         for (index, (written, advantage)) in written.iter().zip(&advantages).enumerate() {
-            let (document, source) = (prompts.documents[index / size], prompts.sources[index / size]);
-            let prompt = &prompts.input_ids[document.start..][..document.len];
+            let prompt = prompt_ids_of(prompts, index / size, written);
             let ids = [prompt, &written.ids].concat();
-            let is_masked = self.objective.mask_truncated_completions && written.is_clipped();
+            let is_masked = self.objective.mask_truncated_completions && written.is_clipped()
+                || rewards[index].is_none() && written.failure().is_some();
             if leaves_out && (is_masked || advantage.abs() <= 0.0) {
-                let targets = if is_masked { 0 } else { written.ids.len() };
+                let targets = if is_masked { 0 } else { written.num_drawn() };
                 left_out.push(LeftOut { targets, tokens: ids.len() });
                 continue;
             }
-            let carries_loss: Vec<bool> = (0..ids.len()).map(|at| at >= prompt.len() && !is_masked).collect();
-            batch.push(source, &ids, &carries_loss);
+            let is_target = |at: usize| !is_masked && at >= prompt.len() && written.is_drawn(at - prompt.len());
+            let carries_loss: Vec<bool> = (0..ids.len()).map(is_target).collect();
+            batch.push(written.source, &ids, &carries_loss);
             batch.row_lengths.push(ids.len());
             #[expect(clippy::cast_possible_truncation, reason = "computed in f32")]
             let advantage = *advantage as f32;
@@ -334,10 +354,10 @@ impl Rollouts {
         let rollouts = (0..written.len().min(most)).map(record).collect();
         // The first answer that was judged.
         let first = rewards.iter().take(size).position(Option::is_some).unwrap_or(0);
-        let sample = prompts.documents.first().zip(written.get(first)).map(|(document, written)| {
+        let sample = written.get(first).map(|written| {
             let reward = rewards.get(first).copied().flatten();
             Sample {
-                prompt: text_of(data, prompts, *document),
+                prompt: text_of(data, prompt_ids_of(prompts, 0, written)),
                 text: written.text.clone(),
                 reward,
                 ..Sample::default()
@@ -347,121 +367,32 @@ impl Rollouts {
         let rewards = judged.scores.iter().map(spread).collect();
         Answered { batch, figures, rewards, left_out, of_round, sample, rollouts }
     }
-
-    /// Writes the answers, those to one prompt after another.
-    fn write(
-        &self,
-        step: &TrainStep,
-        data: &Dataset,
-        prompts: &[(Draw, Batch)],
-        is_stopped: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<WrittenAnswer>>, GenerateError> {
-        let of_prompts = |(draw, prompts): &(Draw, Batch)| {
-            let size = self.num_answers(*draw);
-            let answer = move |index: usize| (*draw, index, index / size);
-            (0..prompts.documents.len() * size).map(answer).collect::<Vec<_>>()
-        };
-        let asked: Vec<_> =
-            prompts.iter().flat_map(|of| of_prompts(of).into_iter().map(move |answer| (&of.1, answer))).collect();
-        let source = |(prompts, (.., prompt)): &(&Batch, (Draw, usize, usize))| prompts.sources[*prompt];
-        let mut written: Vec<_> =
-            asked.iter().map(|asked| WrittenAnswer { source: source(asked), ..WrittenAnswer::default() }).collect();
-        let mut on_text = |id: u64, new: NewText| {
-            if let Some(written) = usize::try_from(id).ok().and_then(|id| written.get_mut(id)) {
-                written.ids.extend(new.token.or(new.end_token));
-                written.text.push_str(&new.text);
-                written.entropy += new.entropy.map(Mean::of).unwrap_or_default();
-                written.ending = new.ending;
-            }
-            ControlFlow::Continue(())
-        };
-        // The answers to a prompt share what the model has computed of it. Their memory is a part of the plan.
-        let mut texts = TextBatch::new(step.model(), data.tokenizer()).of_equal_starts().within(Some(u64::MAX));
-        let stops = data.stops();
-        let mut next = (0..).zip(asked).peekable();
-        while next.peek().is_some() || !texts.is_empty() {
-            while let Some((id, (prompts, (draw, index, prompt)))) = next.next_if(|_| texts.has_room()) {
-                let document = prompts.documents[prompt];
-                let (adapters, number) = match draw {
-                    Draw::Training(number) => (step.trained_adapters(), number),
-                    // From the other end: no answer is drawn as one in training.
-                    Draw::Evaluation(number) => (step.adapters(), u64::MAX - number),
-                };
-                let room = self.max_length.saturating_sub(document.len).max(1);
-                let options = GenerateOptions {
-                    max_new_tokens: self.objective.max_completion_length.min(room),
-                    temperature: self.objective.temperature,
-                    top_p: self.objective.top_p,
-                    top_k: self.objective.top_k,
-                    min_p: self.objective.min_p,
-                    seed: mix(self.seed ^ mix(number) ^ mix(index as u64 + 1)),
-                };
-                let prompt_ids = prompts.input_ids[document.start..][..document.len].to_vec();
-                texts.add(id, TextRequest::new(prompt_ids, adapters, options, &stops), &mut on_text)?;
-            }
-            if is_stopped() {
-                return Ok(None);
-            }
-            texts.step(&mut on_text)?;
-        }
-        Ok(Some(written))
-    }
-
-    /// What all rules and functions say of answers.
-    fn judge(
-        &mut self,
-        written: &[WrittenAnswer],
-        data: &Dataset,
-        is_stopped: &dyn Fn() -> bool,
-    ) -> Result<Judgement, RolloutError> {
-        if written.is_empty() {
-            return Ok(Judgement::default());
-        }
-        let none = PromptRow::default();
-        let rows = written.iter().map(|written| self.rows.get(&written.source).unwrap_or(&none));
-        let judged = |(row, written)| {
-            let WrittenAnswer { text, ids, .. }: &WrittenAnswer = written;
-            Judged { row, text, ids }
-        };
-        let judged: Vec<Judged<'_>> = rows.zip(written).map(judged).collect();
-        let mut all = Judgement::default();
-        for reward in &mut self.rewards {
-            let (scores, said) = reward.judge(&judged, &self.state, is_stopped).map_err(|failure| {
-                let Failure { index, reason } = failure;
-                match index.and_then(|index| written.get(index)).map(|written| written.source) {
-                    Some(RowSource { file, row }) => {
-                        RolloutError::Reward { path: data.files()[file].path.clone(), row, reason }
-                    }
-                    None => RolloutError::Judge(reason),
-                }
-            })?;
-            for mut scores in scores {
-                let num_equal = all.scores.iter().filter(|other| other.name.split(' ').next() == Some(&scores.name));
-                match num_equal.count() {
-                    0 => {}
-                    before => scores.name.push_str(&format!(" {}", before + 1)),
-                }
-                all.scores.push(scores);
-            }
-            all.metrics.extend(said.metrics);
-            all.extra.extend(said.extra);
-        }
-        Ok(all)
-    }
 }
 
-/// The prompt of a row as the model is asked it: text, or messages.
-fn prompt_of(format: &RowFormat, row: &Value) -> Result<Value, String> {
-    Ok(match format.read(row, None)? {
-        RowSample::Prompt(Prompt::Text(text)) => text.into(),
-        RowSample::Prompt(Prompt::Chat { messages, .. }) => messages.into(),
-        _ => Value::Null,
+/// The prompt of a row as the model is asked it, text or messages, and its tools. With a template it is messages.
+fn prompt_of(
+    format: &RowFormat,
+    row: &Value,
+    template: Option<&ChatTemplate>,
+) -> Result<(Value, Option<Value>), String> {
+    Ok(match format.read(row, template)? {
+        RowSample::Prompt(Prompt::Text(text)) => (text.into(), None),
+        RowSample::Prompt(Prompt::Chat { messages, tools }) => (messages.into(), tools),
+        _ => (Value::Null, None),
     })
 }
 
+/// The tokens of the prompt of an answer, which is to prompt `index` of a micro-batch.
+fn prompt_ids_of<'a>(prompts: &'a Batch, index: usize, written: &'a WrittenAnswer) -> &'a [u32] {
+    let document = prompts.documents[index];
+    let of_row = &prompts.input_ids[document.start..][..document.len];
+    // An environment may add to it, or have failed before.
+    let own = written.played.as_ref().map(|played| &played.prompt_ids[..]).filter(|ids| !ids.is_empty());
+    own.unwrap_or(of_row)
+}
+
 /// The text of a prompt, without special tokens.
-fn text_of(data: &Dataset, prompts: &Batch, document: Document) -> String {
-    let prompt = &prompts.input_ids[document.start..][..document.len];
+fn text_of(data: &Dataset, prompt: &[u32]) -> String {
     // What a tokenizer cannot decode it has not encoded.
     data.tokenizer().decode(prompt, true).unwrap_or_default()
 }
@@ -477,21 +408,15 @@ fn recorded(
         file: data.files()[written.source.file].path.display().to_string(),
         row: written.source.row + 1,
         group,
-        prompt: text_of(data, prompts, prompts.documents[group]),
+        prompt: text_of(data, prompt_ids_of(prompts, group, written)),
         completion: written.text.clone(),
         tokens: written.ids.len(),
-        ending: if written.is_clipped() { "length" } else { "stop" }.into(),
+        ending: written.ending_word().into(),
         entropy: written.entropy.value(),
         rewards: judged.scores.iter().map(|of| (of.name.clone(), of.by_answer[index])).collect(),
         reward: judged.reward(index),
         extra: judged.extra.iter().map(|(name, values)| (name.clone(), values[index].clone())).collect(),
+        episode: written.played.as_ref().map(|played| played.recorded()),
         ..Rollout::default()
-    }
-}
-
-impl WrittenAnswer {
-    /// Whether it did not end by itself.
-    fn is_clipped(&self) -> bool {
-        self.ending != Some(Ending::EndOfText)
     }
 }

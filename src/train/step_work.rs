@@ -40,6 +40,8 @@ pub(super) struct StepWork {
     pub(super) reward_metrics: BTreeMap<String, f64>,
     /// Seconds in which they were judged.
     pub(super) reward_seconds: Option<f64>,
+    /// Seconds in which nothing was written, as all waited for the environment.
+    pub(super) environment_seconds: Option<f64>,
 }
 
 impl StepWork {
@@ -56,6 +58,7 @@ impl StepWork {
             rewards: BTreeMap::new(),
             reward_metrics: BTreeMap::new(),
             reward_seconds: None,
+            environment_seconds: None,
         }
     }
 

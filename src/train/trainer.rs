@@ -372,7 +372,7 @@ impl Trainer<'_> {
         };
         line.set_objective(&outcome.figures);
         line.set_rewards(&work.rewards, &work.reward_metrics);
-        line.reward_seconds = work.reward_seconds;
+        (line.reward_seconds, line.environment_seconds) = (work.reward_seconds, work.environment_seconds);
         line
     }
 

@@ -20,6 +20,7 @@ mod doctor;
 mod dora;
 mod endings;
 mod engine;
+mod environments;
 mod experts;
 mod faults;
 mod generate;

@@ -5,10 +5,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::calls::functions;
 use super::error::ApiError;
 use super::responses::AsResponse;
 use crate::generate::GenerateOptions;
+use crate::generate::calls::functions;
 
 /// Length of a completion whose request does not say it, as in OpenAI's interface.
 const COMPLETION_TOKENS: usize = 16;

@@ -6,10 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 
 use super::api::Endpoint;
-use super::calls::CallReader;
 use super::error::ApiError;
 use crate::commands::generate::NON_FINITE;
 use crate::commands::named::OpenedModel;
+use crate::generate::calls::CallReader;
 use crate::generate::{Ending, NewText, ShownToken};
 
 /// What an answer says besides its text.

@@ -84,7 +84,7 @@ pub struct Rollout {
     pub completion: String,
     /// Tokens of the answer, with the one that ends it.
     pub tokens: usize,
-    /// Whether it ended by itself, "stop", or did not, "length".
+    /// Whether it ended by itself, "stop", or did not, "length"; of an episode also "turns" or "failed".
     pub ending: String,
     /// Entropy in nats of what its tokens were drawn from, mean.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -98,6 +98,30 @@ pub struct Rollout {
     /// What functions have logged by `log_extra`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub extra: BTreeMap<String, serde_json::Value>,
+    /// Its turns, where an environment replied to it.
+    #[serde(flatten, skip_serializing_if = "Option::is_none", default)]
+    pub episode: Option<RolloutEpisode>,
+}
+
+/// The turns of an answer to which an environment replied.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RolloutEpisode {
+    /// Answers of the model.
+    pub turns: usize,
+    /// These and the replies.
+    pub messages: Vec<serde_json::Value>,
+    /// Calls of tools.
+    pub tool_calls: usize,
+    /// Those that have failed.
+    pub tool_failures: usize,
+    /// How often it has begun anew as its environment had failed.
+    pub retries: usize,
+    /// Why it has failed for good, if it has.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failure: Option<String>,
+    /// What the environment has measured.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 #[cfg(test)]

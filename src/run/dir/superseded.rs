@@ -8,15 +8,16 @@ use super::{REFERENCE, REWARDS_LOG, RunDir, io_error};
 use crate::insight::report::REPORT_FILE;
 use crate::measure::metrics::UNFINISHED_FILE;
 use crate::recipe::of_run::{ENVIRONMENT_FILE, RECIPE_FILE, RESOLVED_FILE};
+use crate::train::rollouts::EPISODES_LOG;
 use crate::util::failure::Failure;
 
 /// Bytes of a metrics.jsonl that are searched for a step: evaluations before the first step are few and short.
 const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
 /// Names that a start writes into the folder, except checkpoints and the best adapter.
-pub(super) const WRITTEN: [&str; 13] = [
+pub(super) const WRITTEN: [&str; 14] = [
     "adapter", ENVIRONMENT_FILE, "memory_plan.json", "metrics.jsonl", RECIPE_FILE, REFERENCE, REPORT_FILE,
-    RESOLVED_FILE, REWARDS_LOG, "rollouts.jsonl", "samples.jsonl", "tensorboard", UNFINISHED_FILE,
+    RESOLVED_FILE, REWARDS_LOG, EPISODES_LOG, "rollouts.jsonl", "samples.jsonl", "tensorboard", UNFINISHED_FILE,
 ];
 
 impl RunDir {

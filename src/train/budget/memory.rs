@@ -140,7 +140,9 @@ impl Workload<'_> {
         if self.objective.name != ObjectiveName::Grpo {
             return 0;
         }
-        let num_answers = most_texts(self.place).min(self.sequences() * self.gradient_accumulation_steps);
+        // What the model has seen of episodes that wait for an environment is kept.
+        let most = most_texts(self.place) * if self.objective.environment.is_set() { 2 } else { 1 };
+        let num_answers = most.min(self.sequences() * self.gradient_accumulation_steps);
         num_answers * text_bytes(self.config, self.activation_bytes(), self.row_length)
     }
 

@@ -1,11 +1,11 @@
-//! A program that judges answers as long as it runs: a line to it, and a line back.
+//! A program that judges answers, or is the environment that replies to them, as long as it runs: lines to it, and lines back.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -16,8 +16,11 @@ const KEPT: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV"];
 /// Longest line that is read.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
+/// Lines that are read ahead.
+const MAX_LINES: usize = 1024;
+
 /// How often it is seen whether the program still runs, and whether the run was asked to stop.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 /// What is shown of what it wrote to stderr before it failed.
 const SHOWN: (u64, usize) = (4096, 10);
@@ -37,7 +40,8 @@ pub(super) struct Program {
     /// Its name to people.
     pub(super) name: String,
     child: Child,
-    input: ChildStdin,
+    /// To the thread that writes: a program that does not read keeps nobody else from going on.
+    input: Sender<String>,
     lines: Receiver<Result<String, String>>,
     /// Where it writes to, and what was in it before.
     log: Option<(PathBuf, u64)>,
@@ -60,10 +64,14 @@ impl Program {
             process.stderr(file.try_clone().map_err(failed)?);
         }
         let mut child = process.spawn().map_err(failed)?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        let (Some(mut stdin), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(format!("{program} has no input or output"));
         };
-        let (sender, lines) = mpsc::sync_channel(1);
+        let (input, questions) = mpsc::channel::<String>();
+        // Ends with the program, or with the sender.
+        let write = move || questions.iter().all(|line| writeln!(stdin, "{line}").and_then(|()| stdin.flush()).is_ok());
+        std::thread::Builder::new().name("questions".into()).spawn(write).map_err(failed)?;
+        let (sender, lines) = mpsc::sync_channel(MAX_LINES);
         let read = move || {
             let mut output = BufReader::new(output);
             // Ends with the program, or with the receiver.
@@ -90,9 +98,35 @@ impl Program {
         if let Ok(line) = self.lines.try_recv() {
             return Err(format!("{} has written {:?} without being asked", self.name, line?));
         }
-        let asked = writeln!(self.input, "{question}").and_then(|()| self.input.flush());
-        asked.map_err(|error| format!("{}, or does not read: {error}", self.ended()))?;
+        self.tell(question)?;
         self.answer(patience, is_stopped)
+    }
+
+    /// Writes a line to it.
+    ///
+    /// # Errors
+    /// A program that has ended, or does not read.
+    pub(super) fn tell(&mut self, question: &Value) -> Result<(), String> {
+        self.input.send(question.to_string()).map_err(|_| self.ended())
+    }
+
+    /// The next line that it has written within this time, if it has.
+    ///
+    /// # Errors
+    /// A program that has ended; a line that cannot be read.
+    pub(super) fn heard(&mut self, patience: Duration) -> Result<Option<String>, String> {
+        let mut heard = self.lines.recv_timeout(patience);
+        if heard == Err(RecvTimeoutError::Timeout) {
+            if !matches!(self.child.try_wait(), Ok(Some(_))) {
+                return Ok(None);
+            }
+            // What it wrote before it ended may still be on its way.
+            heard = self.lines.recv_timeout(LOOK);
+        }
+        match heard {
+            Ok(line) => line.map(Some).map_err(|reason| format!("{} {reason}", self.name)),
+            Err(_) => Err(self.ended()),
+        }
     }
 
     /// The next line that it writes.
@@ -175,7 +209,8 @@ pub(super) fn absent_variable(named: &[String]) -> Option<String> {
     Some(format!("`env` names {absent}, which is not set\n  hint: `export {absent}=...`, or leave it out"))
 }
 
-fn open(path: &Path) -> Result<(File, u64), String> {
+/// A log, to whose end is written, and its length.
+pub(super) fn open(path: &Path) -> Result<(File, u64), String> {
     let failed = |error: io::Error| format!("{}: {error}", path.display());
     let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();

@@ -9,14 +9,16 @@ use regex::Regex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+pub(super) use self::python::check_names;
 use self::python::{Python, Said};
+use super::played::Played;
 use super::program::{Launch, Program, absent_variable};
 use crate::config::{ObjectiveConfig, RewardConfig, RewardKind};
 use crate::util::json_schema::JsonSchema;
 use crate::util::stats::as_f64;
 
 /// Beyond this, squares of rewards and what is summed of them would not be finite in the figures.
-const MAX_REWARD: f64 = 1e15;
+pub(super) const MAX_REWARD: f64 = 1e15;
 
 /// Seconds that a program may take for an answer where the recipe says nothing.
 const MAX_SECONDS: f64 = 60.0;
@@ -28,6 +30,8 @@ pub(super) struct PromptRow {
     pub(super) value: Value,
     /// The prompt as the model is asked it, where functions judge: text, or messages.
     pub(super) prompt: Value,
+    /// Its tools, where an environment replies.
+    pub(super) tools: Option<Value>,
     /// Its column.
     pub(super) prompt_column: String,
 }
@@ -41,6 +45,22 @@ pub(super) struct Judged<'a> {
     pub(super) text: &'a str,
     /// Its tokens, with the one that ends it.
     pub(super) ids: &'a [u32],
+    /// Its turns, where it has several; `text` is then the last.
+    pub(super) played: Option<&'a Played>,
+}
+
+/// The prompt of an answer as functions read it: text or messages.
+fn prompt_of(judged: &Judged<'_>) -> Value {
+    judged.played.map_or_else(|| judged.row.prompt.clone(), |played| played.prompt.clone().into())
+}
+
+/// The answer likewise.
+fn completion_of(judged: &Judged<'_>) -> Value {
+    match (judged.played, &judged.row.prompt) {
+        (Some(played), _) => played.messages.clone().into(),
+        (None, Value::Array(_)) => json!([{"role": "assistant", "content": judged.text}]),
+        _ => judged.text.into(),
+    }
 }
 
 /// How far training is when answers are judged, as TRL's functions read it.
@@ -235,7 +255,7 @@ fn said_by(
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<Option<f64>, String> {
     let mut question = judged.row.value.clone();
-    question["completion"] = json!(judged.text);
+    question["completion"] = if judged.played.is_some() { completion_of(&judged) } else { judged.text.into() };
     let patience = Duration::from_secs_f64(config.max_seconds.unwrap_or(MAX_SECONDS));
     let line = program.ask(&question, patience, is_stopped)?;
     match serde_json::from_str(&line) {

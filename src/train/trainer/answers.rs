@@ -60,10 +60,13 @@ impl Trainer<'_> {
                 break;
             }
         }
-        let Some(AnsweredRound { answers, metrics, judge_seconds }) = self.answered(&prompts)? else {
-            return Ok(None);
-        };
+        let Some(answered) = self.answered(&prompts)? else { return Ok(None) };
+        let AnsweredRound { answers, metrics, judge_seconds, environment_seconds, trouble } = answered;
         (work.reward_metrics, work.reward_seconds) = (metrics, Some(judge_seconds));
+        work.environment_seconds = environment_seconds;
+        if let Some(trouble) = trouble {
+            self.sinks.warn(&format!("step {}: {trouble}", self.state.step + 1));
+        }
         let (mut own, mut recorded) = (Vec::new(), Vec::new());
         for (index, Answered { batch, figures, rewards, left_out, of_round, sample, rollouts }) in
             indices.into_iter().zip(answers)

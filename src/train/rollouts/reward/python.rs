@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::program::{Launch, Program, absent_variable, printable};
-use super::{ByAnswer, Failure, JudgeState, Judged, absent_program};
+use super::{ByAnswer, Failure, JudgeState, Judged, absent_program, completion_of, prompt_of};
 use crate::config::RewardConfig;
 use crate::schema::closest;
 
 /// What the process runs.
-const HELPER: &str = include_str!("rewards.py");
+const HELPER: &str = concat!(include_str!("../helper.py"), include_str!("rewards.py"));
 
 /// Seconds for a round where the recipe says nothing.
 const MAX_SECONDS: f64 = 600.0;
@@ -28,19 +28,29 @@ pub(super) fn check(config: &RewardConfig) -> Result<(), String> {
     if let Some(absent) = absent_variable(&config.env) {
         return Err(absent);
     }
-    let text = std::fs::read_to_string(file).map_err(|error| format!("`file` = {}: {error}", file.display()))?;
+    check_names(file, ("file", "functions"), &config.functions)
+}
+
+/// Refuses names that the text of a Python file does not have, both of which these keys name.
+pub(in crate::train::rollouts) fn check_names(
+    file: &Path,
+    (file_key, key): (&str, &str),
+    names: &[String],
+) -> Result<(), String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("`{file_key}` = {}: {error}", file.display()))?;
     // A name may come from anywhere, but not from nowhere.
     let is_there = |name: &str| {
         let word = Regex::new(&format!(r"\b{}\b", regex::escape(name)));
         word.is_ok_and(|word| word.is_match(&text)) || text.contains("import *")
     };
-    let Some(absent) = config.functions.iter().find(|name| !is_there(name)) else { return Ok(()) };
+    let Some(absent) = names.iter().find(|name| !is_there(name)) else { return Ok(()) };
     let defined = text.lines().filter_map(|line| {
-        let name = line.strip_prefix("async ").unwrap_or(line).strip_prefix("def ")?;
-        name.split('(').next().map(str::trim)
+        let name = line.strip_prefix("async ").unwrap_or(line);
+        let name = name.strip_prefix("def ").or_else(|| name.strip_prefix("class "))?;
+        name.split(['(', ':']).next().map(str::trim)
     });
     let near = closest(absent, defined).map(|name| format!("\n  hint: did you mean `{name}`?")).unwrap_or_default();
-    Err(format!("`functions`: {} has no `{absent}`{near}", file.display()))
+    Err(format!("`{key}`: {} has no `{absent}`{near}", file.display()))
 }
 
 /// The process.
@@ -149,14 +159,10 @@ fn question(id: u64, answers: &[Judged<'_>], state: &JudgeState) -> Value {
             column[index] = value.clone();
         }
     }
-    let completion = |answer: &Judged<'_>| match &answer.row.prompt {
-        Value::Array(_) => json!([{"role": "assistant", "content": answer.text}]),
-        _ => answer.text.into(),
-    };
     json!({
         "id": id,
-        "prompts": list(|answer| answer.row.prompt.clone()),
-        "completions": list(completion),
+        "prompts": list(prompt_of),
+        "completions": list(completion_of),
         "completion_ids": list(|answer| answer.ids.into()),
         "columns": columns,
         "state": state,

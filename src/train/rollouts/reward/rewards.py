@@ -1,18 +1,4 @@
 """Judges answers by the functions of a file, as TRL calls them: a line of JSON in for each round, one out."""
-import asyncio
-import importlib.util
-import inspect
-import json
-import math
-import os
-import queue
-import signal
-import sys
-import threading
-import time
-import traceback
-import types
-
 # Seconds in which the answer that a function fails at is looked for.
 SEARCH_SECONDS = 10
 
@@ -22,49 +8,6 @@ class Failed(Exception):
 
     def __init__(self, function, index=None):
         self.function, self.index = function, index
-
-
-def pipes():
-    """The lines to read and the file to write to: what functions and their children print goes to stderr instead."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace", newline="\n")
-    inbox = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    return inbox, out
-
-
-def read_ahead(inbox, lines):
-    """Passes lines on. Where they end nobody waits for an answer, and a function that does not return is stopped."""
-    for line in inbox:
-        lines.put(line)
-    lines.put(None)
-    time.sleep(5)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def described(error):
-    """What an error says, and where in the file it was raised."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith("<"):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames)) if frames else ""
-    return {"error": "".join(traceback.format_exception_only(type(error), error)).strip(), "traceback": text}
-
-
-def load(path, names):
-    """The functions of a file."""
-    name = os.path.splitext(os.path.basename(path))[0]
-    sys.argv, sys.path[0] = [path], os.path.dirname(os.path.abspath(path))
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    functions = {name: getattr(module, name) for name in names}
-    for name, function in functions.items():
-        if not callable(function):
-            raise TypeError(f"{name} is {type(function).__name__}, and no function")
-    return functions
 
 
 def call(function, batch, chosen, more):
@@ -155,20 +98,13 @@ def judged(functions, batch, loop):
 
 
 def main(path, *names):
-    inbox, out = pipes()
-    pid, lines, loop = os.getpid(), queue.Queue(), asyncio.new_event_loop()
-
-    def say(answer):
-        if os.getpid() != pid:  # A function has forked, and its child came back.
-            os._exit(1)
-        out.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n")
-        out.flush()
-
+    inbox, say = pipes()
+    lines, loop = queue.Queue(), asyncio.new_event_loop()
     try:
-        functions = load(path, names)
+        functions = loaded(path, names)
     except BaseException as error:
         return say(described(error))
-    threading.Thread(target=read_ahead, args=(inbox, lines), daemon=True).start()
+    threading.Thread(target=read_ahead, args=(inbox, lines.put), daemon=True).start()
     say({"hello": 1, "python": sys.version.split()[0]})
     for line in iter(lines.get, None):
         batch = json.loads(line)

@@ -2,7 +2,7 @@ use super::*;
 
 fn row(prompt: Value) -> PromptRow {
     let value = json!({"prompt": prompt, "answer": "so 1,002", "n": 3});
-    PromptRow { value, prompt, prompt_column: "prompt".into() }
+    PromptRow { value, prompt, tools: None, prompt_column: "prompt".into() }
 }
 
 fn started(config: RewardConfig) -> Result<Reward, String> {
@@ -20,7 +20,7 @@ fn judge(reward: &mut Reward, texts: &[&str]) -> Result<(Vec<ByAnswer>, Said), F
 fn judge_at(global_step: u64, reward: &mut Reward, texts: &[&str]) -> Result<(Vec<ByAnswer>, Said), Failure> {
     let (row, ids) = (row("1 + 1?".into()), vec![7; 99]);
     let answers: Vec<_> =
-        texts.iter().map(|text| Judged { row: &row, text, ids: &ids[..text.chars().count()] }).collect();
+        texts.iter().map(|text| Judged { row: &row, text, ids: &ids[..text.chars().count()], played: None }).collect();
     let state = JudgeState { global_step, max_steps: 9, epoch: 0.5 };
     let (scores, said) = reward.judge(&answers, &state, &|| false)?;
     let weighed = |of: Scores| of.by_answer.into_iter().map(|score| Some(score? * of.weight)).collect();
@@ -157,7 +157,7 @@ fn messages_are_judged_as_messages() {
                 for p, c in zip(prompts, completions)]\n";
     let (_folder, config) = python(text, &["f"]);
     let row = row(json!([{"role": "user", "content": "Hi"}]));
-    let judged = Judged { row: &row, text: "you", ids: &[1] };
+    let judged = Judged { row: &row, text: "you", ids: &[1], played: None };
     let (scores, _) = started(config).unwrap().judge(&[judged], &JudgeState::default(), &|| false).unwrap();
     assert_eq!(scores[0].by_answer, [Some(5.0)]);
 }

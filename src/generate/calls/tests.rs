@@ -2,7 +2,6 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::IteratorRandom as _;
 
-use super::held::Allowed;
 use super::*;
 use crate::data::fixture::chat_tokenizer;
 use crate::generate::{Grammar, Grammars};

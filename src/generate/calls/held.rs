@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
+use super::super::grammar::{Grammar, Grammars, json_of, quoted};
 use super::{KEYS, Marks, NAMES, VALUES, find, json_at};
-use crate::generate::{Grammar, Grammars, json_of, quoted};
 
 /// The text around the names and the arguments of calls.
 #[derive(Clone, Debug)]
-pub(in crate::commands::serve) struct CallText {
+pub(crate) struct CallText {
     before: String,
     /// From a name to its arguments.
     middle: String,
@@ -22,23 +22,18 @@ pub(in crate::commands::serve) struct CallText {
 
 /// What an answer may be.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::commands::serve) struct Allowed<'a> {
+pub(crate) struct Allowed<'a> {
     /// The functions that may be called.
-    pub(in crate::commands::serve) functions: &'a [&'a Value],
+    pub(crate) functions: &'a [&'a Value],
     /// Whether several may.
-    pub(in crate::commands::serve) several: bool,
+    pub(crate) several: bool,
     /// The schema of what may be said instead.
-    pub(in crate::commands::serve) content: Option<&'a Value>,
+    pub(crate) content: Option<&'a Value>,
 }
 
 impl CallText {
     /// That of answers with `one` and with `two` calls of the words of [`calls`](super), before the first of `ends`.
-    pub(in crate::commands::serve) fn of(
-        one: &str,
-        two: Option<&str>,
-        marks: Option<&Marks>,
-        ends: &[String],
-    ) -> Option<Self> {
+    pub(super) fn of(one: &str, two: Option<&str>, marks: Option<&Marks>, ends: &[String]) -> Option<Self> {
         let first = CallPlace::of(one, 0, 0, marks)?;
         let after = |from: usize, text: &str| {
             let rest = &text[from..];
@@ -65,11 +60,7 @@ impl CallText {
     ///
     /// # Errors
     /// The function whose parameters cannot be followed, and why.
-    pub(in crate::commands::serve) fn grammar(
-        &self,
-        allowed: Allowed<'_>,
-        grammars: &Grammars,
-    ) -> Result<Grammar, String> {
+    pub(crate) fn grammar(&self, allowed: Allowed<'_>, grammars: &Grammars) -> Result<Grammar, String> {
         let literal = |text: &str| grammars.literal(text);
         let mut rules = format!("start: calls{}\n", if allowed.content.is_some() { " | content" } else { "" });
         if let Some(schema) = allowed.content {

@@ -1,7 +1,7 @@
 //! Calls of tools in what a model writes. How they are written is the template's choice, so it is asked: a call with known
 //! words is rendered, and what stands around the words is the form.
 
-pub(super) mod held;
+mod held;
 
 use std::ops::Range;
 
@@ -10,25 +10,26 @@ use rand::distr::Alphanumeric;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
+pub(crate) use self::held::Allowed;
 use self::held::CallText;
 use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
 
 /// Words of the calls that are rendered to see their form.
-pub(super) const NAMES: [&str; 2] = ["qzname", "qzother"];
-pub(super) const KEYS: [&str; 2] = ["qzfirst", "qzsecond"];
-pub(super) const VALUES: [&str; 2] = ["qzone", "qztwo"];
+const NAMES: [&str; 2] = ["qzname", "qzother"];
+const KEYS: [&str; 2] = ["qzfirst", "qzsecond"];
+const VALUES: [&str; 2] = ["qzone", "qztwo"];
 
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Call {
-    pub(super) name: String,
-    pub(super) arguments: Map<String, Value>,
+pub(crate) struct Call {
+    pub(crate) name: String,
+    pub(crate) arguments: Map<String, Value>,
 }
 
 /// How a template writes calls.
 #[derive(Clone, Debug)]
-pub(super) struct CallForm {
+pub(crate) struct CallForm {
     /// What stands before each call; nothing where an answer that is a call consists of it.
     opening: String,
     /// What more stands before the first.
@@ -37,7 +38,7 @@ pub(super) struct CallForm {
     /// Texts of special tokens, which are no content.
     special: Vec<String>,
     /// How they are written, where a text can be held to it.
-    pub(super) written: Option<CallText>,
+    pub(crate) written: Option<CallText>,
 }
 
 #[derive(Clone, Debug)]
@@ -52,15 +53,15 @@ enum CallShape {
 
 /// What stands around the words of an argument.
 #[derive(Clone, Debug)]
-pub(super) struct Marks {
-    pub(super) before_key: String,
-    pub(super) before_value: String,
-    pub(super) after_value: String,
+struct Marks {
+    before_key: String,
+    before_value: String,
+    after_value: String,
 }
 
 impl CallForm {
     /// The form in which `template` writes calls; `None` where it writes none, or in a way that is not understood.
-    pub(super) fn of(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<Self> {
+    pub(crate) fn of(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<Self> {
         let special = tokenizer.special_texts();
         let probes = [2, 1].map(|num_calls| Probe::of(template, num_calls));
         // Some templates allow one call in an answer.
@@ -80,7 +81,7 @@ impl CallForm {
     }
 
     /// The calls in what a model wrote, and where the text ends that stands before them; `None` where there are none.
-    pub(super) fn read(&self, text: &str, tools: &Value) -> Option<(usize, Vec<Call>)> {
+    pub(crate) fn read(&self, text: &str, tools: &Value) -> Option<(usize, Vec<Call>)> {
         let start = self.start(text)?;
         let mut calls = Vec::new();
         let mut rest = &text[start..];
@@ -108,7 +109,7 @@ impl CallForm {
     }
 
     /// How much of a text that may go on is content for sure.
-    pub(super) fn content_so_far(&self, text: &str) -> usize {
+    fn content_so_far(&self, text: &str) -> usize {
         if let Some(start) = self.start(text) {
             return self.content_end(text, start);
         }
@@ -125,7 +126,7 @@ impl CallForm {
     }
 
     /// A text without the names of special tokens.
-    pub(super) fn without_special(&self, text: &str) -> String {
+    pub(crate) fn without_special(&self, text: &str) -> String {
         self.special.iter().fold(text.to_owned(), |text, special| text.replace(special.as_str(), ""))
     }
 
@@ -194,7 +195,7 @@ impl CallForm {
 
 /// Takes a text as it is written, and tells its content from its calls.
 #[derive(Debug)]
-pub(super) struct CallReader {
+pub(crate) struct CallReader {
     form: CallForm,
     tools: Value,
     one_call: bool,
@@ -204,19 +205,19 @@ pub(super) struct CallReader {
 }
 
 impl CallReader {
-    pub(super) fn new(form: CallForm, tools: &Value, one_call: bool) -> Self {
+    pub(crate) fn new(form: CallForm, tools: &Value, one_call: bool) -> Self {
         let tools = functions(tools).map(|function| json!({"function": function})).collect();
         Self { form, tools, one_call, text: String::new(), shown: 0 }
     }
 
     /// Takes more of the text; returns what of its content can be shown now.
-    pub(super) fn push(&mut self, text: &str) -> String {
+    pub(crate) fn push(&mut self, text: &str) -> String {
         self.text.push_str(text);
         self.show(self.form.content_so_far(&self.text))
     }
 
     /// The rest of the content, and the calls in OpenAI's form.
-    pub(super) fn end(&mut self) -> (String, Vec<Value>) {
+    pub(crate) fn end(&mut self) -> (String, Vec<Value>) {
         match self.form.read(&self.text, &self.tools) {
             Some((content, calls)) => {
                 let num_calls = if self.one_call { 1 } else { calls.len() };
@@ -235,7 +236,7 @@ impl CallReader {
 
 impl Call {
     /// In OpenAI's form, with an id that all templates accept.
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let id: String = rand::rng().sample_iter(Alphanumeric).take(9).map(char::from).collect();
         let arguments = Value::Object(self.arguments.clone()).to_string();
         json!({"id": id, "type": "function", "function": {"name": self.name, "arguments": arguments}})
@@ -334,7 +335,7 @@ impl Probe {
 }
 
 /// The definitions of the functions; some clients leave the frame around one out.
-pub(super) fn functions(tools: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn functions(tools: &Value) -> impl Iterator<Item = &Value> {
     tools
         .as_array()
         .into_iter()
@@ -348,7 +349,7 @@ fn function<'a>(tools: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// The JSON at the start of a text, after white space, and where it ends.
-pub(super) fn json_at(text: &str) -> Option<(Value, usize)> {
+fn json_at(text: &str) -> Option<(Value, usize)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next()?.ok()?;
     Some((value, values.byte_offset()))
@@ -373,7 +374,7 @@ fn place_of(object: &Value, value: &Value) -> Option<String> {
     object.as_object()?.iter().find_map(|(key, inner)| Some(format!("/{key}{}", place_of(inner, value)?)))
 }
 
-pub(super) fn find(text: &str, word: &str, from: usize) -> Option<Range<usize>> {
+fn find(text: &str, word: &str, from: usize) -> Option<Range<usize>> {
     let at = from + text[from..].find(word)?;
     Some(at..at + word.len())
 }
