@@ -41,7 +41,7 @@ impl ChatTemplate {
             answer["tool_calls"] = calls.into();
         }
         let messages = [&[json!({"role": "user", "content": QUESTION}), answer], replies].concat();
-        let (messages, tools) = conversation(&messages, tools, None, self).map_err(TemplateError)?;
+        let (messages, tools) = conversation(&messages, tools, None, (self, false)).map_err(TemplateError)?;
         // All of the replies leaves a trace.
         let rendered = self.render_with_answers(&messages, tools.as_ref())?;
         let whole = self.render(&messages, tools.as_ref(), true)?;

@@ -320,7 +320,7 @@ impl<'a> Episodes<'a> {
         if tools.is_some() && self.form.is_none() {
             return Err((Some(index), UNREAD_CALLS.into()));
         }
-        let ids = conversation(&messages, tools.as_ref(), None, template).and_then(|(messages, tools)| {
+        let ids = conversation(&messages, tools.as_ref(), None, (template, false)).and_then(|(messages, tools)| {
             let text = template.render_prompt(&messages, tools.as_ref()).map_err(|error| error.to_string())?;
             let ids = tokenizer.encode(&text, false).map_err(|error| error.to_string())?;
             Ok((ids, messages, tools))
