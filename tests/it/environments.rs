@@ -194,7 +194,6 @@ fn check_starts_nothing_and_says_how_a_conversation_goes_on() {
         (&["--set=data.chat_template=none"][..], "`objective.environment` needs a chat template"),
         (&["--set=objective.environment.class=Game"], "is of a `python` file: name that, too"),
         (&[file], "`objective.environment.class` is missing: the class of the `python` file, or `tools`"),
-        (&[file, "--set=objective.environment.class=Gane"], "did you mean `Game`?"),
         // A class replies by what tools give.
         (&[file, "--set=objective.environment.class=Game"], "leaves no trace"),
         (&[once], "one turn"),
