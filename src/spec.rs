@@ -17,12 +17,12 @@ pub mod gguf;
 mod json;
 mod rope;
 mod shipped;
-pub mod state_space;
 mod stored;
 mod vision;
 
 pub use block::attention::{Attention, Heads, LATENT_NAMES, LATENT_NORMS, Latent, Qkv, QueryKeyNorms};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
+pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
     Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, ExpertGroups,
     FUSED_NAMES, Gated, HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PerSite, Probabilities,
@@ -33,7 +33,6 @@ pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
 pub use rope::{QueryGrowth, Rope, RopeAxes, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
-pub use state_space::{StateHeads, StateSpace};
 pub use stored::{Method, Packer, StoredQuantisation, Words};
 pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision, Windows};
 

@@ -3,14 +3,15 @@
 
 pub(super) mod attention;
 pub(super) mod short_conv;
+pub mod state_space;
 
 use std::collections::BTreeMap;
 
 use super::delta_net::{A_LOG, CONV, DT_BIAS, DeltaHeads, GATED_NORM};
-use super::state_space::StateSpace;
 use crate::util::stats::as_f64;
 use attention::Attention;
 use short_conv::ShortConv;
+use state_space::StateSpace;
 
 /// A linear layer of a block: its place in [`Block::sites`].
 pub type SiteId = usize;

@@ -262,7 +262,7 @@ fn a_step_takes_as_long_as_the_gpu_needs_in_its_precision() {
     for device in ["H100-80GB", "RTX 3090"] {
         let [f32, tf32, f16, bf16] =
             ["f32", "tf32", "f16", "bf16"].map(|precision| seconds(device, precision).unwrap());
-        assert!(f32 > 1.5 * tf32 && tf32 > 1.3 * f16 && f16 > 1.3 * bf16, "{device} {f32} {tf32} {f16} {bf16}");
+        assert!(f32 > 1.5 * tf32 && tf32 > 1.3 * f16 && f16 >= bf16, "{device} {f32} {tf32} {f16} {bf16}");
     }
     assert!(seconds("V100-32GB", "f16").unwrap() < 0.4 * seconds("V100-32GB", "f32").unwrap());
     let refused = plan(&[&LLAMA_8B[..], &["--device", "T4", "--set", "train.precision=bf16"]].concat());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
-use super::heads::{by_head, of_heads};
+use super::heads::{by_head, grown, of_heads};
 use super::latent::{LatentAttention, Latents};
 use super::{
     Backward, BlockContext, Compute, KeyValues, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model,
@@ -15,7 +15,6 @@ use crate::ops::cached_attention::KeyValueCache;
 use crate::ops::head_norm::{
     Factors, HeadNorms, norm_and_rotate, norm_and_rotate_backward, norm_values, norm_values_backward,
 };
-use crate::ops::host;
 use crate::ops::linear::InputGrad;
 use crate::ops::output_gate::{gate_output, gate_output_backward};
 use crate::ops::rotary::rotate;
@@ -288,15 +287,4 @@ impl AttentionWeights {
         let [q, k] = self.head_norms.as_ref()?;
         Some(HeadNorms { qk, weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
     }
-}
-
-/// Queries, or their gradient, times what their positions make of them.
-pub(super) fn grown(q: Tensor<2>, rope: usize, context: &BlockContext<'_>) -> Tensor<2> {
-    let growth = context.layout.table(rope).query_growth();
-    let positions = context.layout.positions();
-    let Some(growth) = growth.filter(|growth| positions.iter().any(|at| *at as usize >= growth.period)) else {
-        return q;
-    };
-    let factors = positions.iter().map(|at| growth.factor(*at as usize)).collect();
-    q.clone() * host::tensor(factors, [positions.len(), 1], &q.device()).cast(q.dtype())
 }

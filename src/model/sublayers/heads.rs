@@ -2,6 +2,9 @@
 
 use burn::tensor::Tensor;
 
+use super::BlockContext;
+use crate::ops::host;
+
 /// The parts of `x`, `[tokens, num_heads * (sum of widths)]`, which has those of a head side by side: `[tokens, num_heads * width]`
 /// each.
 pub(super) fn of_heads<const N: usize>(x: &Tensor<2>, num_heads: usize, widths: [usize; N]) -> [Tensor<2>; N] {
@@ -22,4 +25,15 @@ pub(super) fn by_head<const N: usize>(parts: [Tensor<2>; N], num_heads: usize) -
     let joined = Tensor::cat(parts.map(by_head).into(), 2);
     let [tokens, heads, width] = joined.dims();
     joined.reshape([tokens, heads * width])
+}
+
+/// Queries, or their gradient, times what their positions make of them.
+pub(super) fn grown(q: Tensor<2>, rope: usize, context: &BlockContext<'_>) -> Tensor<2> {
+    let growth = context.layout.table(rope).query_growth();
+    let positions = context.layout.positions();
+    let Some(growth) = growth.filter(|growth| positions.iter().any(|at| *at as usize >= growth.period)) else {
+        return q;
+    };
+    let factors = positions.iter().map(|at| growth.factor(*at as usize)).collect();
+    q.clone() * host::tensor(factors, [positions.len(), 1], &q.device()).cast(q.dtype())
 }

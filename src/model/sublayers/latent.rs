@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
-use super::attention::grown;
-use super::heads::{by_head, of_heads};
+use super::heads::{by_head, grown, of_heads};
 use super::{BlockContext, Linears, Mixing};
 use crate::ops::attention::Attended;
 use crate::ops::linear::InputGrad;

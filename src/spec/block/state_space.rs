@@ -1,6 +1,6 @@
 //! State spaces (Mamba-2): their heads, and the names of their tensors.
 
-use super::block::SiteId;
+use super::SiteId;
 
 /// The heads of a state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
