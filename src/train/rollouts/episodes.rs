@@ -193,7 +193,7 @@ impl<'a> Episodes<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Takes what has been written as a message, of which the environment is to be told.
+    /// Reads a finished text as a message, and queues it for the environment.
     pub(super) fn end_turn(&mut self, id: u64, seen: Option<Sequence>) {
         let Some(episode) = self.by_id.get(&id).map(|index| &mut self.all[*index]) else { return };
         let (text, drawn) = (std::mem::take(&mut episode.said), &episode.drawn);
