@@ -369,8 +369,8 @@ pub(super) struct Loaded {
     is_turing: bool,
     /// By file, and whether they are for `f16`.
     modules: HashMap<(&'static str, bool), CUmodule>,
-    /// With the dynamic shared memory that each may use.
-    functions: HashMap<(String, bool), (CUfunction, usize)>,
+    /// With the dynamic shared memory that each may use; those for `f16` are the second.
+    functions: [HashMap<String, (CUfunction, usize)>; 2],
     /// By stream: launches in one do not run at a time.
     counters: HashMap<usize, CUdeviceptr>,
 }
@@ -412,8 +412,8 @@ impl Loaded {
         name: &str,
         shared_bytes: usize,
     ) -> Result<CUfunction, DriverError> {
-        let key = (name.to_owned(), is_f16);
-        if let Some(&(function, allowed)) = self.functions.get(&key)
+        let of_type = usize::from(is_f16);
+        if let Some(&(function, allowed)) = self.functions[of_type].get(name)
             && shared_bytes <= allowed
         {
             return Ok(function);
@@ -435,7 +435,7 @@ impl Loaded {
             result::function::set_function_attribute(function, attribute, u32(shared_bytes)?.cast_signed())?;
             function
         };
-        self.functions.insert(key, (function, shared_bytes));
+        self.functions[of_type].insert(name.to_owned(), (function, shared_bytes));
         Ok(function)
     }
 }
