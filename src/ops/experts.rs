@@ -7,9 +7,11 @@ use std::fmt::Debug;
 
 use burn::tensor::{Int, Tensor};
 
+use super::low_rank::{Lora, LowRank};
 use super::plain::linear::Weight;
+use super::plain::routing::Router;
 use super::profile::{self, Cost};
-use crate::spec::Probabilities;
+use crate::spec::Choice;
 
 /// Most bytes of quantised matrices that are decoded at a time.
 pub const DECODED_BYTES: usize = 128 << 20;
@@ -21,6 +23,10 @@ pub struct Sorted {
     pub per_token: usize,
     /// Probabilities of the experts, `[tokens, experts]` in `f32`.
     pub probabilities: Tensor<2>,
+    /// Whether they are over a sum of several.
+    pub is_over_sum: bool,
+    /// What the gradient of the scores is multiplied by, likewise: the slope of a sigmoid, over the sigmoid.
+    pub slopes: Option<Tensor<2>>,
     /// Of every slot, `token * per_token + j` for the `j`-th expert of a token, its expert.
     pub chosen: Tensor<1, Int>,
     /// Weights of slots, in `f32`.
@@ -49,14 +55,8 @@ impl Sorted {
 
 /// [`Experts::route`], measured.
 #[must_use]
-pub fn route(
-    experts: &dyn Experts,
-    scores: &Tensor<2>,
-    per_token: usize,
-    probabilities: Probabilities,
-    scales: Option<&Tensor<1>>,
-) -> Sorted {
-    let work = || experts.route(scores, per_token, probabilities, scales);
+pub fn route(experts: &dyn Experts, scores: &Tensor<2>, router: Router<'_>) -> Sorted {
+    let work = || experts.route(scores, router);
     profile::measure("route", || profile::passes(scores, 2), work)
 }
 
@@ -84,21 +84,15 @@ fn cost(weights: &[Vec<&Weight>], sorted: &Sorted) -> Cost {
 
 /// Rows of experts on a device, in the type of its activations. Weights are given by expert, of each layer one.
 pub trait Experts: Debug + Send + Sync {
-    /// Whether it multiplies activations of this type, of so many `slots`, with the matrices of these layers' experts.
-    fn takes(&self, x: &Tensor<2>, slots: usize, weights: &[Vec<&Weight>]) -> bool;
+    /// Whether it multiplies activations of this type, of so many `slots`, with the matrices of these layers' experts, of which a
+    /// router chooses so.
+    fn takes(&self, x: &Tensor<2>, slots: usize, choice: Choice, weights: &[Vec<&Weight>]) -> bool;
 
-    /// Sends every token to the experts with the highest scores; of equal ones, to the first. What experts make is multiplied by
-    /// `scales` too, where there are such.
-    ///
-    /// # Shapes
-    /// `scores`: `[tokens, experts]`, `scales`: `[experts]` in `f32`.
-    fn route(
-        &self,
-        scores: &Tensor<2>,
-        per_token: usize,
-        probabilities: Probabilities,
-        scales: Option<&Tensor<1>>,
-    ) -> Sorted;
+    /// Whether it computes low-rank updates of such a rank.
+    fn takes_rank(&self, rank: usize) -> bool;
+
+    /// Sends every token to the experts with the highest scores, `[tokens, experts]`; of equal ones, to the first.
+    fn route(&self, scores: &Tensor<2>, router: Router<'_>) -> Sorted;
 
     /// The rows of `x`, `[tokens, width]`, that the experts take, each multiplied by its weight if it is `weighted`. Returns
     /// `[num_rows, width]`.
@@ -112,6 +106,23 @@ pub trait Experts: Debug + Send + Sync {
 
     /// The gradient of the input from those of the layers' outputs.
     fn backward(&self, dys: &[Tensor<2>], weights: &[Vec<&Weight>], sorted: &Sorted) -> Tensor<2>;
+
+    /// Adds the low-rank update of every expert to its rows of `y`, an output of [`forward`](Self::forward). Dropout is off.
+    ///
+    /// # Shapes
+    /// A: `[experts r, in_features]`, B: `[experts out_features, r]`, expert below expert.
+    fn add_low_rank(&self, y: Tensor<2>, x: &Tensor<2>, lora: Lora<&Tensor<2>>, sorted: &Sorted) -> Tensor<2>;
+
+    /// The gradient of the input with what comes through the update added to `dx`, and the gradients of A and B in `f32`, zeros of
+    /// experts without rows.
+    fn low_rank_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        lora: Lora<&Tensor<2>>,
+        sorted: &Sorted,
+        dx: Tensor<2>,
+    ) -> (Tensor<2>, LowRank<Tensor<2>>);
 
     /// The scalar products of the rows of `dy` and the outputs of layers that are linear in `h`, from the products of `h` and its
     /// gradient `dh`, and those of `dy` with the layers' biases. Returns `[num_rows]` in `f32`.

@@ -5,24 +5,13 @@ use burn::tensor::Tensor;
 use super::kernels::Place;
 use super::plain::routing::route_now;
 use super::profile::{self, Cost};
-use crate::spec::{Choice, Probabilities};
 
-pub use super::plain::routing::{ExpertRows, Routing};
+pub use super::plain::routing::{ExpertRows, Router, Routing};
 
-/// Sends every token to the `num_per_token` experts with the highest scores; of equal ones, to the first. What experts make is
-/// multiplied by `scales` too, where there are such. The numbers of `choice` are its bias, where it has one.
-///
-/// # Shapes
-/// `scores`: `[tokens, experts]`, `scales`: `[experts]`.
+/// Sends every token to the experts with the highest scores, `[tokens, experts]`; of equal ones, to the first.
 #[must_use]
-pub fn route(
-    scores: &Tensor<2>,
-    num_per_token: usize,
-    probabilities: Probabilities,
-    choice: (Choice, &[f32]),
-    scales: Option<&Tensor<1>>,
-) -> Routing {
-    let work = || route_now(scores, num_per_token, (probabilities, choice), scales);
+pub fn route(scores: &Tensor<2>, router: Router<'_>) -> Routing {
+    let work = || route_now(scores, router);
     profile::measure("route", || profile::passes(scores, 2), work)
 }
 

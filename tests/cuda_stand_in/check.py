@@ -565,8 +565,8 @@ LANES = {
         Check("f32-int8", training("f32", ["model.quantization=int8"], "int8")),
     ],
     "half": [
-        Check("bf16-kernels", kernels("every kernel", {}, 290, KERNELS), precision="bf16"),
-        Check("f16-kernels-old", kernels("those of a T4", {"STAND_IN_CC": "7.5"}, 150, KERNELS - AMPERE), precision="f16"),
+        Check("bf16-kernels", kernels("every kernel", {}, 380, KERNELS), precision="bf16"),
+        Check("f16-kernels-old", kernels("those of a T4", {"STAND_IN_CC": "7.5"}, 165, KERNELS - AMPERE), precision="f16"),
         Check("bf16", training("bf16"), precision="bf16"),
         Check("bf16-dropout", training("bf16", ["lora.lora_dropout=0.1"], "dropout"), precision="bf16"),
         Check("bf16-fp8", eight_bits, precision="bf16"),
@@ -603,6 +603,10 @@ LANES = {
         # The host does not wait for what routers choose.
         Check("bench-qwen3-30b-a3b", bench("qwen3-30b-a3b", 1, 4096, {"launches": 190, "syncs": 3, "copies_to_host": 1, **PLANNED},
                                            layers=2), FULL, "bf16"),
+        Check("bench-qwen3-30b-a3b-nf4", bench("qwen3-30b-a3b", 1, 4096, {"launches": 1000, "syncs": 3, "copies_to_host": 1, **PLANNED},
+                                               ["model.quantization=nf4"], layers=2), FULL, "bf16"),
+        Check("bench-qwen3-30b-a3b-experts", bench("qwen3-30b-a3b", 1, 4096, {"launches": 1000, "syncs": 3, "copies_to_host": 1, **PLANNED},
+                                                   ['lora.target_modules="all-linear"', "lora.expert_rank=8"], layers=2), FULL, "bf16"),
         Check("bench-llama-3.1-8b", bench("llama-3.1-8b", 1, 4096, {"launches": 2_000, "copies_to_host": 1, **PLANNED}), FULL, "bf16"),
     ],
     "doctor": [

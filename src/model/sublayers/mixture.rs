@@ -5,7 +5,7 @@ mod together;
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{DType, Tensor, activation};
 use rayon::prelude::*;
 
 use super::gated::GatedKept;
@@ -13,9 +13,8 @@ use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, Si
 use crate::ops::experts::{self, Experts, Sorted};
 use crate::ops::kernels::Place;
 use crate::ops::linear::InputGrad;
-use crate::ops::routing::{Routing, gather, route, scatter_add};
-use crate::spec::{self, Choice, Probabilities, SharedExpert};
-use crate::util::faults;
+use crate::ops::routing::{Router, Routing, gather, route, scatter_add};
+use crate::spec::{self, SharedExpert};
 
 /// More tokens of one expert than this often the mean are not planned for.
 const MOST_OF_MEAN: usize = 4;
@@ -32,7 +31,8 @@ pub(super) struct MixtureKept {
 #[derive(Debug)]
 struct Biased {
     spec: spec::Mixture,
-    bias: Vec<f32>,
+    /// In `f32`.
+    bias: Tensor<1>,
 }
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ enum KeptExperts {
 impl SublayerShape for spec::Mixture {
     fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
         let Some(name) = self.choice.bias else { return Ok(Arc::new(self.clone())) };
-        let bias = faults::read(weights.router_bias(name, self.experts.len())?, "the bias of a router");
+        let bias = weights.router_bias(name, self.experts.len())?.cast(DType::F32);
         Ok(Arc::new(Biased { spec: self.clone(), bias }))
     }
 
@@ -56,11 +56,11 @@ impl SublayerShape for spec::Mixture {
         let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
         if by.place.has_experts(by.dtype) {
             let (rows, inside) = (self.num_per_token, of_expert.kept / 2);
-            // Probabilities and four numbers of each slot, in 32 bits.
+            // Probabilities and slopes of sigmoids, and four numbers of each slot, in 32 bits.
             return SublayerSizes {
-                kept: rows * (of_expert.kept + 8) + 2 * num_experts + shared.kept + 1,
+                kept: rows * (of_expert.kept + 8) + 4 * num_experts + shared.kept + 1,
                 forward: 2 * hidden + (rows * (inside + hidden)).max(shared.forward),
-                backward: 3 * hidden + (rows * (3 * inside + hidden)).max(shared.backward),
+                backward: 3 * hidden + (rows * (3 * inside + hidden).max(2 * (inside + hidden))).max(shared.backward),
             };
         }
         // One expert at a time, with the rows that it takes.
@@ -77,7 +77,7 @@ impl Compute for spec::Mixture {
     type Kept = MixtureKept;
 
     fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> MixtureKept {
-        self.activations_with(x, x, RouterNumbers::default(), linears)
+        self.activations_with(x, x, self.router_with(None, None), linears)
     }
 
     fn output(&self, kept: &MixtureKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
@@ -125,7 +125,7 @@ impl Compute for Biased {
     type Kept = MixtureKept;
 
     fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, _: Mixing<'_>) -> MixtureKept {
-        self.spec.activations_with(x, x, RouterNumbers { bias: &self.bias, scales: None }, linears)
+        self.spec.activations_with(x, x, self.spec.router_with(Some(&self.bias), None), linears)
     }
 
     fn output(&self, kept: &MixtureKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
@@ -137,36 +137,29 @@ impl Compute for Biased {
     }
 }
 
-/// Numbers of the experts, `[experts]`, that a router has beside its matrix.
-#[derive(Clone, Copy, Default)]
-pub(super) struct RouterNumbers<'a> {
-    /// What the choice adds to the probabilities; empty for none.
-    pub(super) bias: &'a [f32],
-    /// What the outputs of experts are multiplied by.
-    pub(super) scales: Option<&'a Tensor<1>>,
-}
-
 impl spec::Mixture {
+    /// Its router, with numbers of the experts, `[experts]`, that it has beside its matrix.
+    pub(super) fn router_with<'a>(&self, bias: Option<&'a Tensor<1>>, scales: Option<&'a Tensor<1>>) -> Router<'a> {
+        let spec::Mixture { num_per_token, probabilities, choice, .. } = *self;
+        Router { num_per_token, probabilities, choice, bias, scales }
+    }
+
     /// [`activations`](Compute::activations) with another input `router_x` of the router.
     pub(super) fn activations_with(
         &self,
         x: &Tensor<2>,
         router_x: &Tensor<2>,
-        RouterNumbers { bias, scales }: RouterNumbers<'_>,
+        router: Router<'_>,
         linears: &mut Linears<'_>,
     ) -> MixtureKept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
-        let has_adapters = !linears.of_experts().is_empty();
-        // Kernels that route on a device know the softmax alone, and no adapters.
-        let is_plain = self.choice == Choice::PLAIN
-            && matches!(self.probabilities, Probabilities::OfAll | Probabilities::OfChosen);
-        let experts = if let Some(together) = self.together(x, linears).filter(|_| is_plain && !has_adapters) {
-            let sorted = experts::route(together, &scores, self.num_per_token, self.probabilities, scales);
+        let experts = if let Some(together) = self.together(x, linears) {
+            let sorted = experts::route(together, &scores, router);
             let kept = self.activations_together(together, x, &sorted, linears);
             KeptExperts::Together(Box::new(sorted), Box::new(kept))
         } else {
-            let routing = route(&scores, self.num_per_token, self.probabilities, (self.choice, bias), scales);
+            let routing = route(&scores, router);
             let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
             let mut experts = Vec::with_capacity(routing.groups.len());
             some_at_a_time(
@@ -215,10 +208,12 @@ impl spec::Mixture {
             KeptExperts::Together(sorted, kept) => {
                 let together = of_place(place);
                 let d_output = together.gather(dy, &sorted, true);
-                let (d_input, product) = self.backward_together(together, d_output, *kept, &sorted, linears);
+                let (d_input, product) =
+                    self.backward_together(together, [d_output, x.clone()], *kept, &sorted, linears);
                 let sum = dx.unwrap_or_else(|| x.zeros_like());
                 let d_scores = together.scores_backward(product, &sorted).cast(x.dtype());
-                return Some((Some(together.combine(sum, &d_input, &sorted, false)), d_scores));
+                let dx = || together.combine(sum, &d_input, &sorted, false);
+                return input_grad.then(|| (Some(dx()), d_scores));
             }
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::gated::GatedKept;
-use super::mixture::{MixtureKept, RouterNumbers};
+use super::mixture::MixtureKept;
 use super::{
     Backward, BlockContext, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape,
     SublayerSizes,
@@ -70,8 +70,8 @@ impl Compute for TwoBranches {
         let [of_gated, of_experts, of_router] =
             self.norms_before.each_ref().map(|weight| normed(x, weight, linears.context));
         let of_gated = gated.inside(&of_gated, linears);
-        let numbers = RouterNumbers { scales: Some(&self.scales), ..RouterNumbers::default() };
-        let of_mixture = mixture.activations_with(&of_experts, &of_router, numbers, linears);
+        let router = mixture.router_with(None, Some(&self.scales));
+        let of_mixture = mixture.activations_with(&of_experts, &of_router, router, linears);
         let outputs = [gated.output(&of_gated, None, linears), mixture.output(&of_mixture, None, linears)];
         BranchesKept { gated: of_gated, mixture: of_mixture, outputs }
     }

@@ -6,6 +6,7 @@ mod cached_attention;
 mod cross_entropy;
 mod decode;
 mod delta_rule;
+mod expert_rank;
 mod experts;
 mod fp8;
 mod frozen;

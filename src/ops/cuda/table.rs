@@ -79,7 +79,7 @@ kernels! {
     Attention        "attention"        Turing ["attention"]          Some("attention");
     Bias             "bias"             Turing ["bias"]               Some("rows");
     CachedAttention  "cached_attention" Turing ["cached_attention"]   Some("cached_attention");
-    Experts          "experts"          Turing ["experts", "grouped"] Some("experts");
+    Experts          "experts"          Turing ["experts", "grouped", "expert_rank"] Some("experts");
     Fp8              "fp8"              Ada    ["fp8"]                Some("fp8");
     Decode           "decode"           Turing ["decode"]             None;
     DeltaRule        "delta_rule"       Ampere ["delta_rule"]         Some("delta_rule");

@@ -45,21 +45,35 @@ impl ExpertRows {
     }
 }
 
+/// How a token's experts are chosen and weighted.
+#[derive(Clone, Copy, Debug)]
+pub struct Router<'a> {
+    /// Experts of a token.
+    pub num_per_token: usize,
+    /// What the scores become.
+    pub probabilities: Probabilities,
+    /// What chooses and weights beside them.
+    pub choice: Choice,
+    /// What the choice adds to the probabilities, `[experts]`.
+    pub bias: Option<&'a Tensor<1>>,
+    /// What the outputs of experts are multiplied by, `[experts]`.
+    pub scales: Option<&'a Tensor<1>>,
+}
+
 /// [`route`](crate::ops::routing::route), not measured.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "far below 2^31")]
 pub(crate) fn route_now(
     scores: &Tensor<2>,
-    num_per_token: usize,
-    (probabilities, choice): (Probabilities, (Choice, &[f32])),
-    scales: Option<&Tensor<1>>,
+    Router { num_per_token, probabilities, choice, bias, scales }: Router<'_>,
 ) -> Routing {
     let ([num_tokens, num_experts], device) = (scores.dims(), scores.device());
     let scores = scores.clone().cast(DType::F32);
     let mut values = faults::read(scores.clone(), "the scores of experts");
+    let bias = bias.map(|bias| faults::read(bias.clone(), "the bias of a router")).unwrap_or_default();
     let chosen: Vec<usize> = values
         .par_chunks_exact_mut(num_experts)
         .flat_map_iter(|row| {
-            weigh(row, probabilities, choice);
+            weigh(row, probabilities, choice.groups, &bias);
             choose(row, num_per_token)
         })
         .collect();
@@ -89,7 +103,7 @@ pub(crate) fn route_now(
         None => weights,
         Some(scales) => weights * scales.clone().unsqueeze(),
     };
-    let weights = if choice.0.factor == 1.0 { weights } else { weights * choice.0.factor };
+    let weights = if choice.factor == 1.0 { weights } else { weights * choice.factor };
     let weights = weights.reshape([num_tokens * num_experts]);
     let mut tokens_of = vec![Vec::new(); num_experts];
     chosen.iter().enumerate().for_each(|(slot, expert)| tokens_of[*expert].push((slot / num_per_token) as i32));
@@ -114,7 +128,7 @@ pub(crate) fn route_now(
 }
 
 /// Makes the scores of a token what its experts are chosen by, where that is in another order.
-fn weigh(scores: &mut [f32], probabilities: Probabilities, (Choice { groups, .. }, bias): (Choice, &[f32])) {
+fn weigh(scores: &mut [f32], probabilities: Probabilities, groups: Option<ExpertGroups>, bias: &[f32]) {
     if groups.is_none() && bias.is_empty() {
         return;
     }

@@ -14,48 +14,135 @@ INLINE u64 order_of(float score, int expert) {
     return (u64)(bits & 1u << 31 ? ~bits : bits | 1u << 31) << 32 | (unsigned)~expert;
 }
 
-// The experts with the highest scores [num_experts] of every token, f32, the highest first; the softmax of the scores of all
-// experts, or of the chosen ones with 0 for others; and its numbers for the chosen ones, times their `scales` if there are any.
-// Grid: tokens / 8 upwards, block 256: a warp a token. Up to 512 experts.
+// The score of an order.
+INLINE float score_of(u64 order) {
+    const unsigned bits = order >> 32;
+    return __uint_as_float(bits & 1u << 31 ? bits ^ 1u << 31 : ~bits);
+}
+
+INLINE u64 highest_of_warp(u64 own) {
+    for (int distance = 16; distance; distance /= 2) own = max(own, __shfl_xor_sync(~0u, own, distance));
+    return own;
+}
+
+INLINE float sum_of_warp(float own) {
+    for (int distance = 16; distance; distance /= 2) own += __shfl_xor_sync(~0u, own, distance);
+    return own;
+}
+
+// The scores of a token's experts: those of a lane are every 32nd, and are in masks by their number there.
+struct Scores {
+    enum { COUNT = MOST_EXPERTS / WARP };
+    float of[COUNT];
+
+    // The highest of those in the masks.
+    INLINE u64 highest(unsigned mask) const {
+        u64 own = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (mask >> i & 1) own = max(own, order_of(of[i], i * WARP + threadIdx.x % WARP));
+        return highest_of_warp(own);
+    }
+
+    // Makes them their sigmoids, or exp(score - most); 0 of others. Their sum.
+    INLINE float weigh(unsigned mask, bool is_sigmoid, float most) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            of[i] = !(mask >> i & 1) ? 0 : is_sigmoid ? 1 / (1 + expf(-of[i])) : expf(of[i] - most);
+            sum += of[i];
+        }
+        return sum_of_warp(sum);
+    }
+};
+
+// Takes an expert out of the mask of its lane.
+INLINE int take(u64 order, unsigned &mask) {
+    const int expert = ~(int)(unsigned)order;
+    if (expert % WARP == threadIdx.x % WARP) mask &= ~(1u << expert / WARP);
+    return expert;
+}
+
+// Of `groups` of neighbours, up to 32, the experts of the `kept` ones whose `best` highest scores have the largest sums.
+INLINE unsigned in_kept_groups(const Scores &scores, int num_experts, int groups, int kept, int best) {
+    const int lane = threadIdx.x % WARP, of_group = num_experts / groups;
+    const auto mask_of = [&](int group) {
+        unsigned mask = 0;
+        for (int i = 0; i < Scores::COUNT; i++) mask |= (unsigned)((i * WARP + lane) / of_group == group) << i;
+        return mask;
+    };
+    u64 own = 0;
+    for (int group = 0; group < groups; group++) {
+        unsigned left = mask_of(group);
+        float sum = 0;
+        for (int i = 0; i < min(best, of_group); i++) {
+            const u64 highest = scores.highest(left);
+            take(highest, left), sum += score_of(highest);
+        }
+        if (lane == group) own = order_of(sum, group);
+    }
+    unsigned mask = 0;
+    for (int i = 0; i < kept; i++) {
+        const u64 highest = highest_of_warp(own);
+        if (own == highest) own = 0;
+        mask |= mask_of(~(int)(unsigned)highest);
+    }
+    return mask;
+}
+
+enum { OF_ALL, OF_CHOSEN, SIGMOIDS, SIGMOIDS_OF_CHOSEN };
+
+// The experts of every token, those with the highest scores [num_experts], f32, the highest first. probabilities: by `kind`, the
+// softmax of the scores of all experts, or of the chosen ones with 0 for others; the sigmoids of all, or those of the chosen ones
+// over their sum and `more`. weights: these of the chosen ones, times `factor` and their `scales` if there are any. With a `bias` or
+// in groups, which are null and 0 if there are none, experts are chosen by the softmax or sigmoid of all and the bias, and among those
+// of in_kept_groups. Grid: tokens / 8 upwards, block 256: a warp a token. Up to 512 experts.
 extern "C" __global__ void __launch_bounds__(256)
-    experts_route(const float *scores, const float *scales, float *probabilities, int *chosen, float *weights, int tokens,
-                  int num_experts, int per_token, int is_of_chosen) {
+    experts_route(const float *scores, const float *bias, const float *scales, float *probabilities, int *chosen, float *weights,
+                  int tokens, int num_experts, int per_token, int kind, int groups, int kept_groups, int best_of_group, float more,
+                  float factor) {
     const int token = blockIdx.x * 8 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (token >= tokens) return;
     scores += (long long)token * num_experts, probabilities += (long long)token * num_experts;
     chosen += (long long)token * per_token, weights += (long long)token * per_token;
-    float score[MOST_EXPERTS / WARP];
-    // Bit i: the lane's i-th is chosen.
-    unsigned taken = 0;
-    float most = 0;
+    const bool is_sigmoid = kind >= SIGMOIDS;
+    Scores score;
+    unsigned all = 0;
 #pragma unroll
-    for (int i = 0; i < MOST_EXPERTS / WARP; i++) score[i] = i * WARP + lane < num_experts ? scores[i * WARP + lane] : 0;
-    for (int j = 0; j < per_token; j++) {
-        u64 best = 0;
-#pragma unroll
-        for (int i = 0; i < MOST_EXPERTS / WARP; i++)
-            if (i * WARP + lane < num_experts && !(taken >> i & 1)) best = max(best, order_of(score[i], i * WARP + lane));
-        for (int distance = 16; distance; distance /= 2) best = max(best, __shfl_xor_sync(~0u, best, distance));
-        const int expert = ~(int)(unsigned)best;
-        if (expert % WARP == lane) taken |= 1u << expert / WARP;
-        if (lane == 0) chosen[j] = expert;
-        if (j == 0) most = scores[expert];
+    for (int i = 0; i < Scores::COUNT; i++) {
+        const bool is_there = i * WARP + lane < num_experts;
+        score.of[i] = is_there ? scores[i * WARP + lane] : 0;
+        all |= (unsigned)is_there << i;
     }
-    float sum = 0;
+    float most = is_sigmoid ? 0 : score_of(score.highest(all));
+    Scores choice = score;
+    unsigned left = all;
+    if (bias || groups) {
+        const float sum = choice.weigh(all, is_sigmoid, most);
 #pragma unroll
-    for (int i = 0; i < MOST_EXPERTS / WARP; i++)
-        if (i * WARP + lane < num_experts) {
-            score[i] = !is_of_chosen || taken >> i & 1 ? expf(score[i] - most) : 0;
-            sum += score[i];
+        for (int i = 0; i < Scores::COUNT; i++) {
+            if (!is_sigmoid) choice.of[i] /= sum;
+            if (bias && all >> i & 1) choice.of[i] += bias[i * WARP + lane];
         }
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+        if (groups) left &= in_kept_groups(choice, num_experts, groups, kept_groups, best_of_group);
+    }
+    unsigned taken = 0;
+    float most_taken = -INFINITY;
+    for (int j = 0; j < per_token; j++) {
+        const unsigned before = left;
+        const int expert = take(choice.highest(left), left);
+        taken |= before & ~left, most_taken = fmaxf(most_taken, scores[expert]);
+        if (lane == 0) chosen[j] = expert;
+    }
+    const bool is_of_chosen = kind == OF_CHOSEN || kind == SIGMOIDS_OF_CHOSEN;
+    const float sum = score.weigh(is_of_chosen ? taken : all, is_sigmoid, is_of_chosen ? most_taken : most) + more;
 #pragma unroll
-    for (int i = 0; i < MOST_EXPERTS / WARP; i++)
-        if (i * WARP + lane < num_experts) probabilities[i * WARP + lane] = score[i] / sum;
+    for (int i = 0; i < Scores::COUNT; i++)
+        if (all >> i & 1) probabilities[i * WARP + lane] = kind == SIGMOIDS ? score.of[i] : score.of[i] / sum;
     __syncwarp();
     for (int j = lane; j < per_token; j += WARP) {
         const int expert = chosen[j];
-        weights[j] = probabilities[expert] * (scales ? scales[expert] : 1);
+        weights[j] = probabilities[expert] * (scales ? scales[expert] : 1) * factor;
     }
 }
 
@@ -160,18 +247,19 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x % WARP == 0) products[row] += product;
 }
 
-// The gradient of scores [tokens, num_experts], f32, contiguous, whose softmax is `probabilities`, from the products of every row's
-// weight and its gradient. chosen: the expert of every slot. Grid: tokens / 8 upwards, block 256: a warp a token.
+// The gradient of scores [tokens, num_experts], f32, contiguous, from the products of every row's weight and its gradient: of softmax
+// and of sigmoids over their sum by `probabilities`, of sigmoids alone without them; not yet times a sigmoid's slope. chosen: the expert
+// of every slot. Grid: tokens / 8 upwards, block 256: a warp a token.
 extern "C" __global__ void __launch_bounds__(256)
     experts_scores(const float *probabilities, const float *products, const int *places, const int *chosen, float *gradient,
-                   int tokens, int num_experts, int per_token) {
+                   int tokens, int num_experts, int per_token, int is_over_sum) {
     const int token = blockIdx.x * 8 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (token >= tokens) return;
     const long long first = (long long)token * num_experts;
     places += token * per_token, chosen += token * per_token;
     float sum = 0;
     for (int j = 0; j < per_token; j++) sum += products[places[j]];
-    for (int i = lane; i < num_experts; i += WARP) gradient[first + i] = -probabilities[first + i] * sum;
+    for (int i = lane; i < num_experts; i += WARP) gradient[first + i] = is_over_sum ? -probabilities[first + i] * sum : 0;
     __syncwarp();
     for (int j = lane; j < per_token; j += WARP) gradient[first + chosen[j]] += products[places[j]];
 }

@@ -4,18 +4,20 @@
 use std::iter::once;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, activation};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::decode::Decoding;
-use super::matrix::{aligned, dims, rows, rows_of_one_stride, scratch, stride};
+use super::matrix::{aligned, dims, rows, rows_from, rows_of_one_stride, scratch, stride};
 use super::stream::{Launch, Operand, note_memory, tiles_in_flight};
-use super::{Cuda, Kernel, check, decode, is_half, one, uses_hopper};
+use super::{Cuda, Kernel, MOST_RANK, check, decode, expert_rank, is_half, uses_hopper};
 use crate::ops::custom::{self, Output, custom, first_of, launch, queue, spec};
 use crate::ops::experts::{DECODED_BYTES, Experts, Sorted};
+use crate::ops::low_rank::{Lora, LowRank};
 use crate::ops::plain::linear::{Matrix, Weight};
-use crate::spec::Probabilities;
+use crate::ops::plain::routing::Router;
+use crate::spec::{Choice, Probabilities};
 
 const MODULE: &str = "experts";
 const GROUPED: &str = "grouped";
@@ -26,6 +28,8 @@ const THREADS: usize = 128;
 const ROWS: usize = 8;
 /// Experts that a token chooses from.
 const MOST_EXPERTS: usize = 512;
+/// Groups of them.
+const MOST_GROUPS: usize = 32;
 const SORTERS: usize = 256;
 /// Biases in a table.
 const BIASES: usize = 240;
@@ -44,42 +48,12 @@ fn by_warps(name: &str, rows: usize) -> Launch {
     Launch::new(MODULE, name, [rows.div_ceil(ROWS), 1, 1], 32 * ROWS)
 }
 
-/// A frozen matrix as products take it: as it lies in memory, or decoded for them.
-struct Factor {
-    decoding: Option<Decoding>,
-    num_inputs: usize,
-}
-
-impl Factor {
-    /// With its tensors.
-    fn new(weight: &Weight, dtype: DType) -> (Self, Vec<DispatchTensor>) {
-        let (decoding, inputs) = match &weight.values {
-            Matrix::Quantised(matrix) => {
-                let (decoding, inputs) = Decoding::new(matrix);
-                (Some(decoding), inputs)
-            }
-            values => (None, vec![values.dense_in(dtype).into_owned().into_dispatch()]),
-        };
-        (Self { decoding, num_inputs: inputs.len() }, inputs)
-    }
-
-    /// The matrix of its tensors, which come next.
-    fn matrix(&self, inputs: &mut impl Iterator<Item = CubeTensor>, like: &CubeTensor) -> CubeTensor {
-        let inputs: Vec<_> = inputs.by_ref().take(self.num_inputs).collect();
-        match self.decoding {
-            Some(decoding) => {
-                let out = scratch(like, decoding.shape, like.dtype);
-                decoding.launch(inputs, &out);
-                out
-            }
-            None => one(inputs),
-        }
-    }
-}
-
 /// The frozen matrices of layers of one input, of all experts.
 struct Factors {
-    of_experts: Vec<Vec<Factor>>,
+    /// How each is decoded, expert after expert; none where they lie in memory as products take them.
+    decodings: Vec<Decoding>,
+    num_experts: usize,
+    num_layers: usize,
     /// `[out_features, in_features]` of each matrix.
     shape: [usize; 2],
     /// Experts of a launch.
@@ -87,47 +61,74 @@ struct Factors {
 }
 
 impl Factors {
-    /// With the tensors of all, expert after expert.
+    /// With the tensors of all, expert after expert, and before them what codes stand for.
     fn new(weights: &[Vec<&Weight>], dtype: DType) -> (Self, Vec<DispatchTensor>) {
-        let (mut tensors, mut is_decoded) = (Vec::new(), false);
-        let mut factor = |weight: &&Weight| {
-            let (factor, inputs) = Factor::new(weight, dtype);
-            tensors.extend(inputs);
-            is_decoded |= factor.decoding.is_some();
-            factor
-        };
-        let of_experts: Vec<Vec<_>> = weights.iter().map(|weights| weights.iter().map(&mut factor).collect()).collect();
-        let shape = weights[0][0].dims();
-        let bytes = weights[0].len() * shape[0] * shape[1] * dtype.size();
-        let at_a_time = if is_decoded { (DECODED_BYTES / bytes).clamp(1, EXPERTS) } else { EXPERTS };
-        (Self { of_experts, shape, at_a_time }, tensors)
+        let (mut tensors, mut decodings) = (Vec::new(), Vec::<Decoding>::new());
+        for weight in weights.iter().flatten() {
+            match &weight.values {
+                Matrix::Quantised(matrix) => {
+                    let (decoding, inputs) = Decoding::new(matrix);
+                    if decodings.is_empty() {
+                        tensors.push(decoding.table(&matrix.codes.device()));
+                    }
+                    decodings.push(decoding);
+                    tensors.extend(inputs);
+                }
+                values => tensors.push(values.dense_in(dtype).into_owned().into_dispatch()),
+            }
+        }
+        let (num_experts, num_layers, shape) = (weights.len(), weights[0].len(), weights[0][0].dims());
+        let bytes = num_layers * shape[0] * shape[1] * dtype.size();
+        let at_a_time = if decodings.is_empty() { EXPERTS } else { (DECODED_BYTES / bytes).clamp(1, EXPERTS) };
+        (Self { decodings, num_experts, num_layers, shape, at_a_time }, tensors)
     }
 
-    /// Launches a kernel with all experts, by tables of them: `start` gives it its grid, from the number of experts of a table,
-    /// `end` its arguments after them, from the first expert, their number, and the stride of the matrices. Tensors of the matrices come
-    /// next, after them the biases, if there are any.
+    /// The matrices of `num` experts from `first` on, of their tensors, which come next, and of what codes stand for.
+    fn matrices(
+        &self,
+        [first, num]: [usize; 2],
+        table: Option<&CubeTensor>,
+        tensors: &mut impl Iterator<Item = CubeTensor>,
+        like: &CubeTensor,
+    ) -> Vec<CubeTensor> {
+        let ([height, width], num_matrices) = (self.shape, num * self.num_layers);
+        let Some(table) = table else {
+            return rows_of_one_stride(tensors.take(num_matrices).collect());
+        };
+        let decodings = &self.decodings[first * self.num_layers..][..num_matrices];
+        let inputs = tensors.take(decodings.iter().map(Decoding::num_inputs).sum()).collect();
+        let all = scratch(like, [num_matrices * height, width], like.dtype);
+        decode::decode(decodings, table, inputs, &all);
+        (0..num_matrices).map(|index| rows_from(&all, index * height, height)).collect()
+    }
+
+    /// Launches a kernel with all experts, by tables of them: `start` gives it its grid, from the share of the experts in a table,
+    /// `end` its arguments after them, from the first expert, their number, and the stride of the matrices. Tensors of the matrices
+    /// come next, after them the biases, if there are any.
     fn launch(
         &self,
         inputs: impl IntoIterator<Item = CubeTensor>,
         like: &CubeTensor,
-        start: impl Fn(usize) -> Launch,
+        start: impl Fn([usize; 2]) -> Launch,
         end: impl Fn(Launch, [usize; 2], usize) -> Launch,
     ) {
-        let mut inputs = inputs.into_iter();
-        let num_tensors: usize = self.of_experts.iter().flatten().map(|factor| factor.num_inputs).sum();
-        let mut tensors: Vec<_> = inputs.by_ref().take(num_tensors).collect();
-        let biases: Vec<_> = inputs.map(aligned).collect();
-        let (num_layers, mut tensors) = (self.of_experts[0].len(), tensors.drain(..));
-        for (index, experts) in self.of_experts.chunks(self.at_a_time).enumerate() {
+        let mut tensors: Vec<_> = inputs.into_iter().collect();
+        let table = (!self.decodings.is_empty()).then(|| tensors.remove(0));
+        let num_inputs = match table {
+            Some(_) => self.decodings.iter().map(Decoding::num_inputs).sum(),
+            None => self.num_experts * self.num_layers,
+        };
+        let biases: Vec<_> = tensors.drain(num_inputs..).map(aligned).collect();
+        let (num_layers, mut tensors) = (self.num_layers, tensors.into_iter());
+        for first in (0..self.num_experts).step_by(self.at_a_time) {
+            let num = self.at_a_time.min(self.num_experts - first);
             // Decoded ones are freed after the launch that reads them.
-            let matrices = experts.iter().flatten().map(|factor| factor.matrix(&mut tensors, like)).collect();
-            let matrices = rows_of_one_stride(matrices);
+            let matrices = self.matrices([first, num], table.as_ref(), &mut tensors, like);
             note_memory(like);
-            let first = index * self.at_a_time;
-            let of_biases = biases.get(first * num_layers..(first + experts.len()) * num_layers).unwrap_or_default();
+            let of_biases = biases.get(first * num_layers..(first + num) * num_layers).unwrap_or_default();
             let table = [by_expert(&matrices, num_layers), by_expert(of_biases, num_layers)].concat();
-            let launch = start(experts.len()).table(table, 2 * EXPERTS * LAYERS);
-            end(launch, [first, experts.len()], stride(&matrices[0])).launch();
+            let launch = start([num, self.num_experts]).table(table, 2 * EXPERTS * LAYERS);
+            end(launch, [first, num], stride(&matrices[0])).launch();
         }
     }
 }
@@ -142,14 +143,16 @@ fn by_expert(tensors: &[CubeTensor], num_layers: usize) -> Vec<Operand<'_>> {
 }
 
 impl Experts for Cuda {
-    fn takes(&self, x: &Tensor<2>, slots: usize, weights: &[Vec<&Weight>]) -> bool {
+    fn takes(&self, x: &Tensor<2>, slots: usize, choice: Choice, weights: &[Vec<&Weight>]) -> bool {
         let Some(first) = weights.first().and_then(|weights| weights.first()) else { return false };
         let is_taken = |weight: &&Weight| {
             let is_read = match &weight.values {
-                Matrix::Dense(values) => values.dtype() == x.dtype(),
+                Matrix::Dense(values) => values.dtype() == x.dtype() && matches!(first.values, Matrix::Dense(_)),
                 // All are decoded, also those that no token chose.
                 Matrix::Quantised(matrix) => {
-                    check::is_on(Kernel::Decode) && decode::takes(matrix) && slots >= weights.len()
+                    let is_alike =
+                        matches!(&first.values, Matrix::Quantised(first) if decode::are_alike(matrix, first));
+                    check::is_on(Kernel::Decode) && decode::takes(matrix) && is_alike && slots >= weights.len()
                 }
                 Matrix::Blocks(_) => false,
             };
@@ -157,31 +160,45 @@ impl Experts for Cuda {
         };
         let is_one_shape = weights.iter().all(|weights| weights.len() <= LAYERS && weights.iter().all(is_taken));
         let is_aligned = first.dims().iter().all(|width| width.is_multiple_of(8));
-        let is_small = weights.len() <= MOST_EXPERTS;
+        let is_small = weights.len() <= MOST_EXPERTS && choice.groups.is_none_or(|groups| groups.count <= MOST_GROUPS);
         check::is_on(Kernel::Experts) && is_half(x.dtype()) && is_small && is_aligned && is_one_shape
     }
 
-    fn route(
-        &self,
-        scores: &Tensor<2>,
-        per_token: usize,
-        probabilities: Probabilities,
-        scales: Option<&Tensor<1>>,
-    ) -> Sorted {
-        let [tokens, num_experts] = scores.dims();
-        let slots = tokens * per_token;
+    fn takes_rank(&self, rank: usize) -> bool {
+        rank <= MOST_RANK
+    }
+
+    fn route(&self, scores: &Tensor<2>, router: Router<'_>) -> Sorted {
+        let Router { num_per_token: per_token, probabilities, choice: Choice { groups, factor, .. }, bias, scales } =
+            router;
+        let ([tokens, num_experts], scores) = (scores.dims(), scores.clone().cast(DType::F32));
+        let (slots, given) = (tokens * per_token, [bias, scales].map(|numbers| numbers.is_some()));
         let [ints, floats] = [DType::I32, DType::F32].map(|dtype| spec(dtype, [slots]));
         let outputs = [spec(DType::F32, [tokens, num_experts]), ints.clone(), floats].map(Output::New);
-        let inputs = [scores.clone().cast(DType::F32).into_dispatch()];
-        let inputs = inputs.into_iter().chain(scales.map(|scales| scales.clone().into_dispatch()));
-        let is_of_chosen = usize::from(probabilities == Probabilities::OfChosen);
-        let [probabilities, chosen, weights] =
-            launch("experts_route", inputs, outputs, move |[scores], scales, outputs| {
-                let launch = by_warps("experts_route", tokens).read(&into_contiguous(scores));
-                let launch = optional(launch, scales.into_iter().next().map(into_contiguous));
-                let launch = outputs.iter().fold(launch, Launch::write);
-                launch.ints([tokens, num_experts, per_token, is_of_chosen]).launch();
+        let inputs = [bias, scales].into_iter().flatten().map(|numbers| numbers.clone().into_dispatch());
+        let inputs = [scores.clone().into_dispatch()].into_iter().chain(inputs);
+        let (kind, more) = match probabilities {
+            Probabilities::OfAll => (0, 0.0),
+            Probabilities::OfChosen => (1, 0.0),
+            Probabilities::Sigmoids => (2, 0.0),
+            Probabilities::SigmoidsOfChosen(more) => (3, more),
+        };
+        let groups = groups.map_or([0; 3], |of| [of.count, of.num_kept, of.num_best]);
+        let run = move |[scores]: [CubeTensor; 1], numbers: Vec<CubeTensor>, outputs: &[CubeTensor; 3]| {
+            let (launch, mut numbers) =
+                (by_warps("experts_route", tokens).read(&into_contiguous(scores)), numbers.into_iter());
+            let launch = given.into_iter().fold(launch, |launch, is_given| {
+                optional(launch, is_given.then(|| numbers.next()).flatten().map(into_contiguous))
             });
+            let launch = outputs.iter().fold(launch, Launch::write);
+            launch.ints([tokens, num_experts, per_token, kind]).ints(groups).float(more).float(factor).launch();
+        };
+        let (slopes, is_over_sum) = match probabilities {
+            Probabilities::OfAll | Probabilities::OfChosen => (None, true),
+            Probabilities::Sigmoids => (Some(1.0 - activation::sigmoid(scores)), false),
+            Probabilities::SigmoidsOfChosen(_) => (Some(1.0 - activation::sigmoid(scores)), true),
+        };
+        let [probabilities, chosen, weights] = launch("experts_route", inputs, outputs, run);
         let (probabilities, weights) = (Tensor::from_dispatch(probabilities), Tensor::from_dispatch(weights));
         let outputs = [spec(DType::I32, [num_experts + 1]), ints.clone(), ints];
         let [first, of_rows, places] = custom("experts_sort", [chosen.clone()], outputs, move |[chosen], outputs| {
@@ -189,7 +206,7 @@ impl Experts for Cuda {
             outputs.iter().fold(launch, Launch::write).ints([slots]).launch();
         });
         let [chosen, first, slots, places] = [chosen, first, of_rows, places].map(Tensor::from_dispatch);
-        Sorted { per_token, probabilities, chosen, weights, first, slots, places }
+        Sorted { per_token, probabilities, is_over_sum, slopes, chosen, weights, first, slots, places }
     }
 
     fn gather(&self, x: &Tensor<2>, sorted: &Sorted, weighted: bool) -> Tensor<2> {
@@ -259,6 +276,21 @@ impl Experts for Cuda {
         Tensor::from_dispatch(dx)
     }
 
+    fn add_low_rank(&self, y: Tensor<2>, x: &Tensor<2>, lora: Lora<&Tensor<2>>, sorted: &Sorted) -> Tensor<2> {
+        expert_rank::add(y, x, lora, &sorted.first)
+    }
+
+    fn low_rank_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        lora: Lora<&Tensor<2>>,
+        sorted: &Sorted,
+        dx: Tensor<2>,
+    ) -> (Tensor<2>, LowRank<Tensor<2>>) {
+        expert_rank::backward(dy, x, lora, &sorted.first, dx)
+    }
+
     fn products(
         &self,
         h: &Tensor<2>,
@@ -296,24 +328,27 @@ impl Experts for Cuda {
 
     fn scores_backward(&self, products: Tensor<1>, sorted: &Sorted) -> Tensor<2> {
         let (shape @ [tokens, num_experts], per_token) = (sorted.probabilities.dims(), sorted.per_token);
+        let is_over_sum = sorted.is_over_sum;
         let [places, chosen] = [&sorted.places, &sorted.chosen].map(|table| table.clone().into_dispatch());
         let inputs = [sorted.probabilities.clone().into_dispatch(), products.into_dispatch(), places, chosen];
         let [gradient] = custom("experts_scores", inputs, [spec(DType::F32, shape)], move |inputs, [gradient]| {
             let inputs = inputs.map(into_contiguous);
             let launch = inputs.iter().fold(by_warps("experts_scores", tokens), Launch::read);
-            launch.write(gradient).ints([tokens, num_experts, per_token]).launch();
+            launch.write(gradient).ints([tokens, num_experts, per_token, is_over_sum.into()]).launch();
         });
-        Tensor::from_dispatch(gradient)
+        let gradient = Tensor::from_dispatch(gradient);
+        sorted.slopes.iter().fold(gradient, |gradient, slopes| gradient * slopes.clone())
     }
 }
 
-/// A launch of products of `num_experts`, which have some of the rows of `x`, or all, for results of these layers and columns.
-fn grouped(name: &str, x: &CubeTensor, [num_layers, width]: [usize; 2], num_experts: usize) -> Launch {
+/// A launch of products of some of the experts, for results of these layers and columns. Blocks share the rows, which are as many as the
+/// experts' share of those of `x` where all have as many.
+fn grouped(name: &str, x: &CubeTensor, [num_layers, width]: [usize; 2], [num, all]: [usize; 2]) -> Launch {
     let is_hopper = uses_hopper(Kernel::ExpertsHopper, x);
     let (module, columns, threads) = if is_hopper { (HOPPER, 256, 256) } else { (GROUPED, SIZE, 128) };
     let shared =
         if is_hopper { 4 * (SIZE + columns) * 64 * 2 } else { (tiles_in_flight(x) + 1) * (SIZE + columns) * 32 * 2 };
-    let grid = [num_layers * width.div_ceil(columns), dims(x)[0].div_ceil(SIZE) + num_experts, 1];
+    let grid = [num_layers * width.div_ceil(columns), (dims(x)[0] * num).div_ceil(SIZE * all) + num, 1];
     Launch::new(module, format!("{module}_{name}"), grid, threads).shared(shared)
 }
 

@@ -64,15 +64,15 @@ INLINE void product(const Experts &experts, const Half *x0, const Half *x1, int 
                          0, num_columns / 8);
 }
 
-// y of each layer. Grid: (layers x columns / 128 upwards, rows / 128 upwards + experts of the table); block 128; 16 KB of dynamic shared memory a stage.
+// y of each layer. Grid: (layers x columns / 128 upwards, blocks that share the tiles of rows); block 128; 16 KB of dynamic shared memory a stage.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     grouped_forward(const __grid_constant__ Experts experts, const Half *x, const int *first, Half *y0, Half *y1, int first_expert,
                     int num_experts, int x_stride, int weight_stride, int y_stride, int width, int depth) {
-    const Group rows = rows_of_tile(first + first_expert, num_experts, blockIdx.y);
-    if (rows.expert < 0) return;
     const int across = (width + SIZE - 1) / SIZE, layer = blockIdx.x / across;
-    product<false>(experts, x, x, layer, layer ? y1 : y0, rows, (blockIdx.x - layer * across) * SIZE, 1, x_stride, weight_stride,
-                   y_stride, width, depth);
+    each_tile(first + first_expert, num_experts, [&](const Group &rows) {
+        product<false>(experts, x, x, layer, layer ? y1 : y0, rows, (blockIdx.x - layer * across) * SIZE, 1, x_stride, weight_stride,
+                       y_stride, width, depth);
+    });
 }
 
 // dx, the sum over the layers. Grid: (columns of dx / 128 upwards, as forward); the rest likewise.
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     grouped_backward(const __grid_constant__ Experts experts, const Half *dy0, const Half *dy1, const int *first, Half *dx,
                      int first_expert, int num_experts, int num_layers, int dy_stride, int weight_stride, int dx_stride, int width,
                      int depth) {
-    const Group rows = rows_of_tile(first + first_expert, num_experts, blockIdx.y);
-    if (rows.expert < 0) return;
-    product<true>(experts, dy0, dy1, 0, dx, rows, blockIdx.x * SIZE, num_layers, dy_stride, weight_stride, dx_stride, width, depth);
+    each_tile(first + first_expert, num_experts, [&](const Group &rows) {
+        product<true>(experts, dy0, dy1, 0, dx, rows, blockIdx.x * SIZE, num_layers, dy_stride, weight_stride, dx_stride, width, depth);
+    });
 }

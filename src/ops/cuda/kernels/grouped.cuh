@@ -42,6 +42,17 @@ INLINE Group rows_of_tile(const int *first, int num_experts, int tile) {
     return {-1, 0, 0};
 }
 
+// Does `work` for every tile of rows of the experts that falls to the block: of as many blocks as the grid has down, each one after
+// as many others.
+template <class Work> INLINE void each_tile(const int *first, int num_experts, const Work &work) {
+    for (int tile = blockIdx.y;; tile += gridDim.y) {
+        const Group rows = rows_of_tile(first, num_experts, tile);
+        if (rows.expert < 0) return;
+        work(rows);
+        __syncthreads();
+    }
+}
+
 // Adds numbers of `bias` to the columns of a warp's sums, which has `num_columns` of them.
 template <int M, int N> INLINE void add_bias(Sums<M, N> &sums, const float *bias, int num_columns) {
 #pragma unroll

@@ -67,6 +67,16 @@ fn together(
     Some(whole)
 }
 
+/// Rows of a contiguous matrix from `first` on, in its memory.
+pub(super) fn rows_from(x: &CubeTensor, first: usize, count: usize) -> CubeTensor {
+    let [rows, width] = dims(x);
+    let mut part = x.clone();
+    part.handle.offset_start = Some(start(x) + bytes(first * width, x));
+    part.handle.offset_end = Some(x.handle.offset_end.unwrap_or(0) + bytes((rows - first - count) * width, x));
+    part.meta.shape[0] = count;
+    part
+}
+
 /// Where it starts in its memory, in bytes.
 pub(super) fn start(x: &CubeTensor) -> u64 {
     x.handle.offset_start.unwrap_or(0)

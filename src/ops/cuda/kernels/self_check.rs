@@ -1,5 +1,7 @@
 //! Every kernel of ours against the CPU's, on small operands.
 
+mod mixture;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +17,6 @@ use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use crate::ops::cuda::{Compared, check};
 use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates, delta_rule, delta_rule_backward};
 use crate::ops::dropout::{Dropout, mix};
-use crate::ops::experts::Experts;
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
 use crate::ops::kernels::Place;
@@ -27,10 +28,9 @@ use crate::ops::place::place_of;
 use crate::ops::product::device_product;
 use crate::ops::quantised::{BlockScales, Coding, FP8, Quantised, bytes_tensor, fp8_code, fp8_factors};
 use crate::ops::rotary::rotate;
-use crate::ops::routing::{Routing, gather, route, scatter_add};
 use crate::ops::short_conv::{gated_conv, gated_conv_backward, short_conv, short_conv_backward};
 use crate::ops::swiglu;
-use crate::spec::{Activation, Choice, Probabilities, RopePairs};
+use crate::spec::{Activation, RopePairs};
 use crate::util::faults;
 use crate::util::panics::guarded;
 
@@ -88,8 +88,8 @@ fn comparisons(kernel: Kernel) -> &'static [KernelComparison] {
             ("heads of 64", |device, dtype| attend_in_caches(device, dtype, 64, None)),
             ("heads of 96, window Some(200)", |device, dtype| attend_in_caches(device, dtype, 96, Some(200))),
         ],
-        Kernel::ExpertsHopper => &[("experts_hopper", mixture)],
-        Kernel::Experts => &[("experts", mixture)],
+        Kernel::ExpertsHopper => &[("experts_hopper", mixture::mixture)],
+        Kernel::Experts => &[("experts", mixture::mixture)],
         Kernel::Fp8 => &[("fp8", eight_bits)],
         Kernel::Decode => &[("decode", codes)],
         Kernel::DeltaRule => &[("delta_rule", linear_attention)],
@@ -429,102 +429,6 @@ fn linear_attention(device: &Device, dtype: DType) -> Result<Results, String> {
     let o = delta_rule(place, inputs);
     let (dqkv, Gates { decay, strength }) = delta_rule_backward(place, &d_o, inputs);
     read([("o", &o), ("dqkv", &dqkv), ("the gradient of decays", &decay), ("the gradient of strengths", &strength)])
-}
-
-/// Experts of two layers, of which one has a bias, in memory and as codes: their outputs, and gradients of tokens and scores. More
-/// experts than a table has, of which most have no rows, more rows of one than a block takes, and longer sums than are loaded at a
-/// time.
-fn mixture(device: &Device, dtype: DType) -> Result<Results, String> {
-    let (tokens, width, inside, num_experts) = (200, 336, 400, 70);
-    let place = place_of(device, dtype);
-    let tensor = |shape: [usize; 2], seed: usize| numbers(shape, seed, device).cast(dtype);
-    let (x, dy) = (tensor([tokens, width], 1), tensor([tokens, width], 2));
-    let scores = numbers([tokens, num_experts], 3, device).cast(DType::F32) * 4.0;
-    // Most tokens choose the first expert, and none those in the middle.
-    let [first, none] = [(0, 1, 4.0), (4, 60, -16.0)].map(|(at, count, by)| scores.clone().narrow(1, at, count) + by);
-    let scores = scores.slice_assign([0..tokens, 0..1], first).slice_assign([0..tokens, 4..64], none);
-    let scales = numbers([1, num_experts], 4, device).cast(DType::F32).reshape([num_experts]);
-    let coded = |shape: [usize; 2], seed: usize| {
-        let bytes = (0..shape[0] * shape[1] / 2).map(|i| (mix((seed << 32 | i) as u64) >> 56) as u8).collect();
-        let scales = numbers([1, shape[0] * shape[1] / 16], seed, device).cast(DType::F32);
-        let scales = BlockScales::Plain(scales.reshape([shape[0] * shape[1] / 16]));
-        let codes = bytes_tensor(Bytes::from_bytes_vec(bytes), device);
-        Matrix::Quantised(Arc::new(Quantised { shape, coding: Coding::Nf4, codes, block_len: 16, scales }))
-    };
-    let mut results = Results::new();
-    for is_coded in [false, true] {
-        let (probabilities, scales) =
-            if is_coded { (Probabilities::OfAll, Some(&scales)) } else { (Probabilities::OfChosen, None) };
-        let weight = |shape: [usize; 2], seed: usize, has_bias: bool| {
-            let values = if is_coded { coded(shape, seed) } else { Matrix::Dense(tensor(shape, seed)) };
-            let bias = has_bias.then(|| numbers([1, shape[0]], seed, device).cast(DType::F32).reshape([shape[0]]));
-            Weight { values, bias, rounds: false }
-        };
-        // Two layers of one input, whose matrices lie one below the other where they are no codes.
-        let first = |seed: usize| {
-            let whole = tensor([2 * inside, width], seed);
-            [0, 1].map(|layer| {
-                if is_coded {
-                    weight([inside, width], seed + layer, false)
-                } else {
-                    Weight::new(whole.clone().narrow(0, layer * inside, inside))
-                }
-            })
-        };
-        let inner: Vec<_> = (0..num_experts).map(|i| first(10 + 2 * i)).collect();
-        let outer: Vec<_> = (0..num_experts).map(|i| weight([width, inside], 200 + i, true)).collect();
-        let layers: Vec<_> = inner.iter().map(|weights| weights.iter().collect()).collect();
-        let last: Vec<_> = outer.iter().map(|weight| vec![weight]).collect();
-        let per_token = 2;
-        let takes =
-            |experts: &&dyn Experts| [&layers, &last].iter().all(|of| experts.takes(&x, tokens * per_token, of));
-        let (y, dx, d_scores) = match place.experts().filter(takes) {
-            Some(experts) => {
-                let sorted = &experts.route(&scores, per_token, probabilities, scales);
-                let hs = experts.forward(&experts.gather(&x, sorted, false), &layers, sorted);
-                let h = hs[0].clone() + hs[1].clone();
-                let output = one(experts.forward(&h, &last, sorted));
-                let d_output = experts.gather(&dy, sorted, true);
-                let dh = experts.backward(std::slice::from_ref(&d_output), &last, sorted);
-                let products = experts.products(&h, &dh, &d_output, &last, sorted);
-                let d_input = experts.backward(&[dh.clone(), dh], &layers, sorted);
-                let combined = |y, weighted| experts.combine(x.zeros_like(), y, sorted, weighted);
-                let d_scores = experts.scores_backward(products, sorted);
-                (combined(&output, true), combined(&d_input, false), d_scores)
-            }
-            None => {
-                let routing = route(&scores, per_token, probabilities, (Choice::PLAIN, &[]), scales);
-                expert_by_expert(place, [&x, &dy], (&inner, &outer), &routing)?
-            }
-        };
-        results.extend(read([("y", &y), ("dx", &dx), ("the gradient of scores", &d_scores)])?);
-    }
-    Ok(results)
-}
-
-/// The output, the input's gradient and that of scores, of two layers `inner` of one input and one `outer` of each expert.
-fn expert_by_expert(
-    place: Place,
-    [x, dy]: [&Tensor<2>; 2],
-    (inner, outer): (&[[Weight; 2]], &[Weight]),
-    routing: &Routing,
-) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>), String> {
-    let (mut y, mut dx, mut products) = (x.zeros_like(), x.zeros_like(), Vec::new());
-    for (index, rows) in &routing.groups {
-        let row = gather(place, x, rows, false);
-        let [h, other] = inner[*index].each_ref().map(|weight| linear(place, &row, weight, None, None).0);
-        let h = h + other;
-        let (output, _) = linear(place, &h, &outer[*index], None, None);
-        let d_output = gather(place, dy, rows, true);
-        products.push((output.clone() * d_output.clone()).sum_dim(1).squeeze_dim(1));
-        let (dh, _) = linear_backward(place, &d_output, &h, &outer[*index], None, InputGrad::Fresh);
-        let dh = dh.ok_or("no gradient")?;
-        let back = |sum, weight| linear_backward(place, &dh, &row, weight, None, InputGrad::of(true, sum)).0;
-        let d_input = inner[*index].iter().fold(None, back);
-        y = scatter_add(place, y, rows, &output, true);
-        dx = scatter_add(place, dx, rows, &d_input.ok_or("no gradient")?, false);
-    }
-    Ok((y, dx, routing.backward(products)))
 }
 
 fn convolved(device: &Device, dtype: DType) -> Result<Results, String> {
