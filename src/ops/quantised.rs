@@ -210,14 +210,15 @@ impl Quantised {
 
     /// What the codes stand for, those of a byte in a row.
     fn values(&self) -> Tensor<2> {
-        table(self.coding, &self.codes.device()).select(0, self.codes.clone())
+        let table = table(self.coding, &self.codes.device());
+        table.reshape([256, -1]).select(0, self.codes.clone())
     }
 }
 
-/// What the codes of each byte stand for, `[256, codes of a byte]`. It is sent to a device once: a copy for each product would
-/// have the host wait for the device.
-pub(super) fn table(coding: Coding, device: &Device) -> Tensor<2> {
-    static TABLES: Mutex<Vec<(Device, Coding, Tensor<2>)>> = Mutex::new(Vec::new());
+/// What the codes of each byte stand for, byte after byte: `[256 codes of a byte]`. It is sent to a device once: a copy for each
+/// product would have the host wait for the device. In rows, which CUDA's memory holds apart, kernels would have to copy it.
+pub(super) fn table(coding: Coding, device: &Device) -> Tensor<1> {
+    static TABLES: Mutex<Vec<(Device, Coding, Tensor<1>)>> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     // Devices with and without autodiff are equal, and their tensors are not.
     let is_here = |on: &Device| on == device && on.is_autodiff() == device.is_autodiff();
@@ -230,7 +231,7 @@ pub(super) fn table(coding: Coding, device: &Device) -> Tensor<2> {
         // A byte above 127 is negative.
         (None, _) => (0..=255u8).map(|byte| f32::from(byte.cast_signed())).collect(),
     };
-    let shape = [256, numbers.len() / 256];
+    let shape = [numbers.len()];
     let table = Tensor::from_data(TensorData::new(numbers, shape), (device, DType::F32));
     tables.push((device.clone(), coding, table.clone()));
     table
