@@ -14,7 +14,7 @@ use super::{print, say};
 use crate::hub::{self, Content, HubSettings, Location, Progress, Upload};
 use crate::insight::report::{Published, model_card};
 use crate::run::next_commands::{about_experts, about_servers, highest_rank, vllm_options};
-use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, TOKENIZER_FILES, about_raw, read_adapter};
+use crate::save::export::{PROMPT_FORM_FILE, SHIPPED_FILE, SavedAdapter, TOKENIZER_FILES, about_raw, read_adapter};
 use crate::schema::Problem;
 use crate::spec::ModelConfig;
 use crate::util::failure::Failure;
@@ -77,9 +77,8 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
     let model = ModelArgs { model: args.base.clone(), revision: None, adapter: Vec::new() };
     let named = Named::find_here(slice::from_ref(&name), &model)?;
     let Some(adapter) = named.one_adapter()? else {
-        return Err(Problem::new(format!("{name}: there is no adapter"))
-            .hint("name the output folder of a run")
-            .into());
+        let problem = Problem::new(format!("{name}: there is no adapter"));
+        return Err(problem.hint("name the output folder of a run").into());
     };
     adapter.note.iter().for_each(|note| say(note));
     let saved = read_adapter(&adapter.folder)?;
@@ -96,15 +95,7 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
         ));
     }
     let scores = saved.weights.scores();
-    // Only the model says what its experts are; where it is not on this machine, nothing is said of them.
-    let model = ModelConfig::from_model(Path::new(&named.base.path)).ok();
-    let of_model = model.and_then(|config| {
-        let of_experts = saved.clone().named_for(&config).config;
-        let selection = of_experts.known_in(&config).select(&config).ok()?;
-        Some((about_experts(&config, &selection), highest_rank(&config, &selection)))
-    });
-    let (about_experts, highest_rank) = of_model
-        .unwrap_or_else(|| (None, saved.config.rank_pattern.values().copied().fold(saved.config.r, usize::max)));
+    let (about_experts, highest_rank) = known_of(&saved, &named.base.path);
     let is_plain = saved.config.has_one_scale();
     if args.merged.is_none() && !scores {
         let has_more = saved.weights.replaces_weights();
@@ -113,8 +104,8 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
     if args.merged.is_none() {
         about_raw(&adapter.folder)?.iter().for_each(|warning| say(warning));
     }
-    let vllm_options = vllm_options(highest_rank, saved.config.use_dora || saved.weights.replaces_weights());
-    let vllm_options = vllm_options.filter(|_| !scores && is_plain);
+    let replaces = saved.config.use_dora || saved.weights.replaces_weights();
+    let vllm_options = vllm_options(highest_rank, replaces).filter(|_| !scores && is_plain);
     let published = Published {
         repository: &args.repository,
         base: &base,
@@ -139,6 +130,18 @@ fn files(args: &PushArgs) -> Result<Vec<Upload>, Failure> {
     files.extend(curve.map(|curve| text(CURVE, curve)));
     files.push(text(CARD, card));
     Ok(files)
+}
+
+/// What servers do with its experts, if it has such, and its highest rank.
+fn known_of(saved: &SavedAdapter, base: &str) -> (Option<String>, usize) {
+    // Only the model says what its experts are; where it is not on this machine, nothing is said of them.
+    let model = ModelConfig::from_model(Path::new(base)).ok();
+    let of_model = model.and_then(|config| {
+        let of_experts = saved.clone().named_for(&config).config;
+        let selection = of_experts.known_in(&config).select(&config).ok()?;
+        Some((about_experts(&config, &selection), highest_rank(&config, &selection)))
+    });
+    of_model.unwrap_or_else(|| (None, saved.config.rank_pattern.values().copied().fold(saved.config.r, usize::max)))
 }
 
 /// The base as others find it: its id on the Hub, or else the name of its folder; and whether it is on the Hub.

@@ -419,7 +419,6 @@ impl LoraConfig {
         let layers = Patterns::of_layers(self.layers_pattern.as_deref(), &mut errors);
         let mut ranks = Patterns::of_ends("rank_pattern", self.rank_pattern.keys(), &mut errors);
         let mut alphas = Patterns::of_ends("alpha_pattern", self.alpha_pattern.keys(), &mut errors);
-        let kind = if self.use_dora { AdapterKind::Dora } else { AdapterKind::Lora };
         let mut shapes = vec![PerSite::new(); num_layers];
         let mut adapted = Vec::new();
         for (layer, shapes) in shapes.iter_mut().enumerate() {
@@ -438,51 +437,29 @@ impl LoraConfig {
                 {
                     continue;
                 }
-                let shape = if let Some(r) = self.expert_rank.filter(|_| num_experts.is_some()) {
-                    // The scale stays with another rank; patterns are for other layers.
-                    AdapterShape { kind, r, scale: self.scale(self.r, self.lora_alpha), num_experts }
-                } else {
-                    let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
-                    let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
-                    AdapterShape { kind, r, scale: self.scale(r, alpha), num_experts }
-                };
-                shapes.insert(site, shape);
+                shapes.insert(site, self.shape_of(module, num_experts, [&mut ranks, &mut alphas]));
                 adapted.push(&**module);
             }
         }
-        let parameters: Vec<String> =
-            names.iter().flatten().filter_map(|(module, _)| expert_parameter(module)).collect();
-        let frozen = || {
-            let modules = names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| module);
-            modules.chain(&parameters).map(String::as_str)
-        };
-        let linear = short_names(names);
-        let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
-        for target in targets.unused().filter(|_| all_layers_exist) {
-            errors.push(match target.rsplit('.').next() {
-                Some("lm_head" | "embed_tokens") => TargetError::Frozen { target },
-                _ if targets.matches(&target, frozen()) => TargetError::Experts { target },
-                _ => TargetError::NoMatch { hint: meant_layer(&target, &linear), target },
-            });
-        }
-        if errors.is_empty() && shapes.iter().all(PerSite::is_empty) {
-            errors.push(TargetError::NothingLeft);
-        }
-        if errors.is_empty() {
-            for patterns in [&excluded, &ranks, &alphas] {
-                errors.extend(patterns.unused().filter(|pattern| !patterns.matches(pattern, frozen())).map(
-                    |pattern| match (patterns.key, patterns.matches(&pattern, adapted.iter().copied())) {
-                        (key, true) => TargetError::PatternTaken { key, pattern },
-                        (key, false) => TargetError::PatternNoMatch { key, pattern },
-                    },
-                ));
-            }
-        }
+        let is_nothing_left = shapes.iter().all(PerSite::is_empty);
+        let errors = without_use(names, &adapted, is_nothing_left, [&targets, &excluded, &ranks, &alphas], errors);
         if errors.is_empty() {
             Ok(Selection { shapes, hits: targets.hits(), full: BTreeMap::new() })
         } else {
             Err(errors)
         }
+    }
+
+    /// That of the adapter of a module, or of so many experts.
+    fn shape_of(&self, module: &str, num_experts: Option<usize>, [ranks, alphas]: [&mut Patterns; 2]) -> AdapterShape {
+        let kind = if self.use_dora { AdapterKind::Dora } else { AdapterKind::Lora };
+        if let Some(r) = self.expert_rank.filter(|_| num_experts.is_some()) {
+            // The scale stays with another rank; patterns are for other layers.
+            return AdapterShape { kind, r, scale: self.scale(self.r, self.lora_alpha), num_experts };
+        }
+        let r = ranks.first(module).map_or(self.r, |key| self.rank_pattern[key]);
+        let alpha = alphas.first(module).map_or(self.lora_alpha, |key| self.alpha_pattern[key]);
+        AdapterShape { kind, r, scale: self.scale(r, alpha), num_experts }
     }
 
     /// The keys that have more patterns than a model has use for, which has `num_modules` modules.
@@ -530,6 +507,45 @@ impl LoraConfig {
         let ratio = as_f64(rank) / as_f64(self.r);
         self.lora_alpha * if self.use_rslora { ratio.sqrt() } else { ratio }
     }
+}
+
+/// `errors`, and those of patterns that do nothing: of `targets`, and where all else is well, of the `others` of the modules that are
+/// `adapted`.
+fn without_use(
+    names: &[Vec<(String, Role)>],
+    adapted: &[&str],
+    is_nothing_left: bool,
+    [targets, others @ ..]: [&Patterns; 4],
+    mut errors: Vec<TargetError>,
+) -> Vec<TargetError> {
+    let parameters: Vec<String> = names.iter().flatten().filter_map(|(module, _)| expert_parameter(module)).collect();
+    let frozen = || {
+        let modules = names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| module);
+        modules.chain(&parameters).map(String::as_str)
+    };
+    let linear = short_names(names);
+    let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
+    for target in targets.unused().filter(|_| all_layers_exist) {
+        errors.push(match target.rsplit('.').next() {
+            Some("lm_head" | "embed_tokens") => TargetError::Frozen { target },
+            _ if targets.matches(&target, frozen()) => TargetError::Experts { target },
+            _ => TargetError::NoMatch { hint: meant_layer(&target, &linear), target },
+        });
+    }
+    if errors.is_empty() && is_nothing_left {
+        errors.push(TargetError::NothingLeft);
+    }
+    if errors.is_empty() {
+        for patterns in others {
+            errors.extend(patterns.unused().filter(|pattern| !patterns.matches(pattern, frozen())).map(
+                |pattern| match (patterns.key, patterns.matches(&pattern, adapted.iter().copied())) {
+                    (key, true) => TargetError::PatternTaken { key, pattern },
+                    (key, false) => TargetError::PatternNoMatch { key, pattern },
+                },
+            ));
+        }
+    }
+    errors
 }
 
 /// What the linear layers are called within their blocks, in the order of the first of each name.

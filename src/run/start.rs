@@ -19,7 +19,7 @@ use crate::data::files::FileInfo;
 use crate::data::template::ChatTemplate;
 use crate::device::num_cpu_threads;
 use crate::insight::diagnosis::Facts;
-use crate::measure::metrics::{Shows, SinkOptions, Sinks};
+use crate::measure::metrics::{Shows, SinkOptions, Sinks, Totals};
 use crate::measure::telemetry::{Telemetry, total_host_memory_bytes};
 use crate::ops::place::place_on;
 use crate::recipe::Recipe;
@@ -57,18 +57,14 @@ impl<'a> Started<'a> {
         resumed: Option<Resumed>,
     ) -> Result<Self, Failure> {
         let Run { args, prepared, dir, place, stop, process_start, .. } = run;
-        let Prepared { recipe, device, memory, .. } = prepared;
+        let Prepared { recipe, device, .. } = prepared;
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
         let rollouts = prepared.rollouts(data)?.map(|rollouts| rollouts.with_log(dir.path().join(REWARDS_LOG)));
         let inputs = inputs(prepared, data);
-        let mut earlier = resumed.as_ref().map(|resumed| resumed.state.totals).unwrap_or_default();
-        // Count starts that ended without a checkpoint too.
-        if !args.overwrite {
-            earlier.num_starts = earlier.num_starts.max(dir.num_starts());
-        }
-        let rate = recipe.optimizer.learning_rate;
-        let schedule = Schedule::new(&recipe.scheduler, rate, overview::total_steps(recipe, data));
+        let earlier = earlier(run, resumed.as_ref());
+        let (rate, total_steps) = (recipe.optimizer.learning_rate, overview::total_steps(recipe, data));
+        let schedule = Schedule::new(&recipe.scheduler, rate, total_steps);
 
         let gpu = device.cuda.as_ref().filter(|_| place.size > 1);
         let connected = gpu.map(|gpu| step.ranks().connect_gpus(gpu.ordinal)).transpose();
@@ -81,21 +77,9 @@ impl<'a> Started<'a> {
         }
         let mut sinks =
             open_sinks(run, resumed.as_ref(), earlier.num_starts + 1, schedule.total_steps(), between_gpus)?;
-        dir.write_recipe(&run.given, &recipe.to_toml())?;
-        if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| resumed.is_none() && step.needs_reference())
-        {
-            dir.keep_reference(&find_adapter(folder))?;
-        }
-        dir.write_json("memory_plan.json", &memory.plan)?;
+        write_files(run, &step, resumed.is_some())?;
         overview::note(prepared, data, &schedule, &mut sinks);
-        if place.size > 1 {
-            let device = step.model().device();
-            let measured = measure(step.ranks(), prepared.num_trainable(), &device);
-            sinks.note(&place.about(hosts, between_gpus, &measured));
-        }
-        if let Err(reason) = &connected {
-            sinks.warn(&format!("gradients go from GPU to GPU through host memory: {reason}"));
-        }
+        note_ranks(run, &mut step, hosts, connected.as_ref().map(Option::as_deref), &mut sinks);
         dir.warning().into_iter().for_each(|warning| sinks.warn(warning));
         let telemetry = start_telemetry(prepared, &mut sinks);
         // The first one reports, and changes what is in the folder.
@@ -104,8 +88,7 @@ impl<'a> Started<'a> {
         }
 
         let facts = facts(prepared, data, &telemetry, !step.model().place().pads_rows());
-        let flops = prepared.flops(step.model());
-        let precision = recipe.train.precision.dtype();
+        let (flops, precision) = (prepared.flops(step.model()), recipe.train.precision.dtype());
         let recorder = Recorder::new(flops, device, telemetry, precision, facts, earlier, *process_start);
         let state = TrainerState::new(row_order(recipe, data), inputs, step.counters());
         let begun = resumed.as_ref().map(|resumed| Shipped::read(&resumed.checkpoint)).transpose()?.flatten();
@@ -113,12 +96,11 @@ impl<'a> Started<'a> {
         let shipping = shipping(prepared, schedule.total_steps(), done, begun);
         let (state, saver) = continued(run, data, state, checkpoints, resumed);
         let evaluator = Evaluator { config: recipe.eval.clone(), task, best_by: recipe.best_by() };
-        let watchdog = recipe.watchdog;
         let trainer = Trainer {
             step,
             state,
             evaluator,
-            watchdog,
+            watchdog: recipe.watchdog,
             schedule,
             shipping,
             rollouts,
@@ -129,6 +111,44 @@ impl<'a> Started<'a> {
             sinks,
         };
         Ok(Self { run, trainer })
+    }
+}
+
+/// The totals of the starts before this one.
+fn earlier(Run { args, dir, .. }: &Run<'_>, resumed: Option<&Resumed>) -> Totals {
+    let mut earlier = resumed.map(|resumed| resumed.state.totals).unwrap_or_default();
+    // Count starts that ended without a checkpoint too.
+    if !args.overwrite {
+        earlier.num_starts = earlier.num_starts.max(dir.num_starts());
+    }
+    earlier
+}
+
+/// Writes what is known before the first step.
+fn write_files(run: &Run<'_>, step: &TrainStep, is_resumed: bool) -> Result<(), Failure> {
+    let Run { prepared: Prepared { recipe, memory, .. }, dir, .. } = run;
+    dir.write_recipe(&run.given, &recipe.to_toml())?;
+    if let Some(folder) = recipe.lora.start_from.as_deref().filter(|_| !is_resumed && step.needs_reference()) {
+        dir.keep_reference(&find_adapter(folder))?;
+    }
+    dir.write_json("memory_plan.json", &memory.plan)
+}
+
+/// Says between which ranks gradients go, and how.
+fn note_ranks(
+    Run { prepared, place, .. }: &Run<'_>,
+    step: &mut TrainStep,
+    hosts: &[String],
+    between_gpus: Result<Option<&str>, &String>,
+    sinks: &mut Sinks,
+) {
+    if place.size > 1 {
+        let device = step.model().device();
+        let measured = measure(step.ranks(), prepared.num_trainable(), &device);
+        sinks.note(&place.about(hosts, between_gpus.ok().flatten(), &measured));
+    }
+    if let Err(reason) = between_gpus {
+        sinks.warn(&format!("gradients go from GPU to GPU through host memory: {reason}"));
     }
 }
 

@@ -136,6 +136,15 @@ fn stacked(means: &[Vec<f64>], sides: &[[f64; 2]], y: &Axis) -> Vec<String> {
     means.iter().map(path_of).collect()
 }
 
+/// Where columns reach beyond the highest of the chart, in percent of its width, and their totals.
+fn marks_beyond(sides: &[[f64; 2]], totals: &[f64], highest: f64) -> Vec<(f64, String)> {
+    let columns = sides.iter().zip(totals).filter(|(_, total)| **total > highest);
+    let mark = |([left, right], total): (&[f64; 2], &f64)| {
+        ((1e4 * f64::midpoint(*left, *right)).round() / 100.0, Unit::Seconds.text(*total))
+    };
+    columns.map(mark).collect()
+}
+
 /// Columns over the steps, each the mean of its steps.
 pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     let (steps, parts) = (record.get("step")?, parts(record));
@@ -161,14 +170,7 @@ pub(super) fn over_steps(record: &Columns, x: &Axis) -> Option<Drawing> {
     let sides: Vec<[f64; 2]> = columns.iter().map(edges).collect();
     let classes = parts.iter().map(|part| format!("stack {}", part.class));
     shapes.extend(classes.zip(stacked(&means, &sides, &y)));
-    let beyond: Vec<(f64, String)> = sides
-        .iter()
-        .zip(&totals)
-        .filter(|(_, total)| **total > y.high)
-        .map(|([left, right], total)| {
-            ((1e4 * f64::midpoint(*left, *right)).round() / 100.0, Unit::Seconds.text(*total))
-        })
-        .collect();
+    let beyond = marks_beyond(&sides, &totals, y.high);
     let num_steps = || columns.iter().map(|(start, end)| end - start);
     let each = each_note(num_steps().min()?, num_steps().max()?);
     let cut = (!beyond.is_empty()).then(|| {

@@ -78,27 +78,7 @@ pub(crate) fn route_now(
         })
         .collect();
     let mask = || Tensor::<2>::from_data(TensorData::new(values, [num_tokens, num_experts]), (&device, DType::F32));
-    let (weights, shares, slopes) = match probabilities {
-        Probabilities::OfAll => {
-            let softmax = activation::softmax(scores, 1);
-            (softmax.clone(), Some(softmax), None)
-        }
-        Probabilities::OfChosen => {
-            let softmax = activation::softmax(scores + mask(), 1);
-            (softmax.clone(), Some(softmax), None)
-        }
-        Probabilities::Sigmoids => {
-            let sigmoids = activation::sigmoid(scores);
-            (sigmoids.clone(), None, Some(1.0 - sigmoids))
-        }
-        Probabilities::SigmoidsOfChosen(more) => {
-            let sigmoids = activation::sigmoid(scores);
-            let of_chosen = sigmoids.clone() * mask().exp();
-            let sums = of_chosen.clone().sum_dim(1) + more;
-            let shares = of_chosen / sums;
-            (shares.clone(), Some(shares), Some(1.0 - sigmoids))
-        }
-    };
+    let (weights, shares, slopes) = weights_of(scores, probabilities, mask);
     let weights = match scales {
         None => weights,
         Some(scales) => weights * scales.clone().unsqueeze(),
@@ -125,6 +105,35 @@ pub(crate) fn route_now(
         first += len;
     }
     Routing { groups, shape: [num_tokens, num_experts], shares, slopes, places }
+}
+
+/// Weights of all experts, and the `shares` and `slopes` of a [`Routing`]. `mask`: 0 for those that are chosen, else -infinity.
+fn weights_of(
+    scores: Tensor<2>,
+    probabilities: Probabilities,
+    mask: impl FnOnce() -> Tensor<2>,
+) -> (Tensor<2>, Option<Tensor<2>>, Option<Tensor<2>>) {
+    match probabilities {
+        Probabilities::OfAll => {
+            let softmax = activation::softmax(scores, 1);
+            (softmax.clone(), Some(softmax), None)
+        }
+        Probabilities::OfChosen => {
+            let softmax = activation::softmax(scores + mask(), 1);
+            (softmax.clone(), Some(softmax), None)
+        }
+        Probabilities::Sigmoids => {
+            let sigmoids = activation::sigmoid(scores);
+            (sigmoids.clone(), None, Some(1.0 - sigmoids))
+        }
+        Probabilities::SigmoidsOfChosen(more) => {
+            let sigmoids = activation::sigmoid(scores);
+            let of_chosen = sigmoids.clone() * mask().exp();
+            let sums = of_chosen.clone().sum_dim(1) + more;
+            let shares = of_chosen / sums;
+            (shares.clone(), Some(shares), Some(1.0 - sigmoids))
+        }
+    }
 }
 
 /// Makes the scores of a token what its experts are chosen by, where that is in another order.
