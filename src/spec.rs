@@ -173,7 +173,17 @@ impl ModelConfig {
     /// Name within the model of what is called `name` in a language model alone.
     #[must_use]
     pub fn module_of(&self, name: &str) -> String {
-        self.nesting.map_or_else(|| name.to_owned(), |nesting| nested_name(nesting, name))
+        match (self.nesting, self.family().names.embedding, name.strip_prefix(EMBEDDING)) {
+            (Some(nesting), ..) => nested_name(nesting, name),
+            (None, Some(embedding), Some(rest)) => format!("model.{embedding}{rest}"),
+            (None, ..) => name.to_owned(),
+        }
+    }
+
+    /// Whether its embedding is not called `embed_tokens`.
+    #[must_use]
+    pub fn has_other_embedding(&self) -> bool {
+        self.family().names.embedding.is_some()
     }
 
     /// Whether later layers use the keys and values of this one.
@@ -266,6 +276,9 @@ impl ModelConfig {
     }
 }
 
+/// The embedding's module in a language model alone.
+const EMBEDDING: &str = "model.embed_tokens";
+
 /// Name of the table of [`LayerInputs`].
 pub const LAYER_INPUT_TABLE: &str = "model.embed_tokens_per_layer.weight";
 /// Name of what projects the embeddings of the tokens to those of the layers.
@@ -296,9 +309,17 @@ pub fn nesting_of(module: &str) -> Option<&'static str> {
 }
 
 /// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
-/// transformers 4.52 the language model was around the decoder.
+/// transformers 4.52 the language model was around the decoder. Files of Nemotron-H have a `backbone`, and call its embedding otherwise.
 #[must_use]
 pub fn name_alone(name: &str) -> Option<String> {
+    let of_backbone = name
+        .strip_prefix("backbone.")
+        .or_else(|| name.strip_prefix("model.").filter(|it| it.starts_with("embeddings.")));
+    if let Some(rest) = of_backbone {
+        return Some(
+            rest.strip_prefix("embeddings.").map_or(format!("model.{rest}"), |rest| format!("{EMBEDDING}.{rest}")),
+        );
+    }
     match name.strip_prefix("language_model.") {
         Some(rest) => Some(rest.to_owned()),
         None => Some(format!("model.{}", name.strip_prefix(nesting_of(name)?)?)),

@@ -38,6 +38,8 @@ pub enum Role {
     /// All tokens pass it. It takes an adapter.
     #[default]
     Linear,
+    /// Likewise, but that transformers reads its bare weight past an adapter, which PEFT refuses. It stays frozen.
+    Bare,
     /// It chooses among experts. It stays frozen.
     Router,
     /// It belongs to one of `num_experts` experts, of which a token passes `num_per_token`. It stays frozen.
@@ -47,6 +49,14 @@ pub enum Role {
         /// Experts of the layer.
         num_experts: usize,
     },
+}
+
+impl Role {
+    /// Whether all tokens pass it, and it chooses nothing.
+    #[must_use]
+    pub fn is_plain(self) -> bool {
+        matches!(self, Self::Linear | Self::Bare)
+    }
 }
 
 impl Site {
@@ -61,7 +71,7 @@ impl Site {
     pub fn num_active_weights(&self) -> f64 {
         let share = match self.role {
             Role::Expert { num_per_token, num_experts } => as_f64(num_per_token) / as_f64(num_experts),
-            Role::Linear | Role::Router => 1.0,
+            Role::Linear | Role::Bare | Role::Router => 1.0,
         };
         as_f64(self.num_weights()) * share
     }

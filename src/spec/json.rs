@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use self::layers::Widths;
+use self::layers::{Layer, Widths};
 use super::block::Activation;
 use super::block::attention::Heads;
 use super::families::{FAMILIES, LACKING, WRAPPERS};
-use super::family::{AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
+use super::family::{Arrangement, AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
 use super::{ModelConfig, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
@@ -103,12 +103,13 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let intermediate = if family.has_short_convs && family.experts.is_none() {
         lfm2_width(json)
     } else if family.no_rope == NoRope::UnlessNamed {
-        json.only("num_local_experts", "0", |value| value.number() == Some(0.0));
         json.count("shared_intermediate_size", 1024, 1..=1 << 22)
     } else {
         count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22)
     };
-    let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
+    let kinds = if family.arrangement == Arrangement::OneEach { layers::kinds_of_each(json) } else { Vec::new() };
+    let num_hidden_layers =
+        if kinds.is_empty() { json.required_count("num_hidden_layers", 1..=4096) } else { kinds.len() };
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
     let latent = latent::widths(json, family, hidden);
@@ -120,9 +121,13 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let delta_net = delta_net::shape(json, family);
     let qk_norms = family.qk_norms.filter(|_| family.model_type != "glm4_moe" || json.boolean("use_qk_norm", false));
     let (short_conv, activation) = (short_conv(json, family), activation(json, family));
-    let mut layers = layers::layers(json, family, num_hidden_layers);
-    let has_spaces = family.has_state_spaces && layers.iter().any(|layer| layer.has_other);
-    let state_space = has_spaces.then(|| state_space::shape(json, hidden));
+    let mut layers = if kinds.is_empty() {
+        layers::layers(json, family, num_hidden_layers)
+    } else {
+        kinds.into_iter().map(Layer::alone).collect()
+    };
+    let of_spaces = family.state_spaces.as_ref().filter(|_| layers.iter().any(|layer| layer.has_other));
+    let state_space = of_spaces.map(|keys| state_space::shape(json, keys, hidden));
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = match latent {
         Some(LatentWidths { of_head: [_, turning, _], .. }) => [turning; 2],
@@ -219,8 +224,8 @@ fn lacking(name: &str) -> String {
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4 (dense), \
-                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Seed-OSS and the text of Qwen2-VL \
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4, \
+                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Seed-OSS and the text of Qwen2-VL \
                             to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
 
 /// A count that must be given, unless the family has a default.
@@ -341,6 +346,7 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
     json.only("clip_qkv", "null", |_| false);
+    json.only("moe_latent_size", "null: projections around experts are not computed here", |_| false);
     if family.attention_extra == AttentionExtra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }

@@ -18,7 +18,6 @@ use crate::ops::state_space::{
     state_space_from,
 };
 use crate::ops::swiglu::{gated, gated_backward};
-use crate::spec::state_space::{STATE_A_LOG, STATE_CONV, STATE_CONV_BIAS, STATE_DT_BIAS, STATE_NORM, STATE_SKIP};
 use crate::spec::{self, Activation};
 
 /// A state space and its own frozen weights, in `f32`.
@@ -54,20 +53,20 @@ struct StateSpaceKept {
 
 impl SublayerShape for spec::StateSpace {
     fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
-        let (heads, device) = (self.heads, weights.device);
+        let (heads, names, device) = (self.heads, self.names, weights.device);
         let of_heads = |name| weights.vector(name, heads.num_heads);
-        let skip = of_heads(STATE_SKIP)?.reshape([heads.num_heads, 1]).repeat_dim(1, heads.head_dim);
-        let bias = self.has_conv_bias.then(|| weights.vector(STATE_CONV_BIAS, heads.xbc_width()));
+        let skip = of_heads(names.skip)?.reshape([heads.num_heads, 1]).repeat_dim(1, heads.head_dim);
+        let bias = self.has_conv_bias.then(|| weights.vector(names.conv_bias, heads.xbc_width()));
         let inner = heads.inner_width();
         Ok(Arc::new(StateSpace {
             spec: *self,
-            conv: weights.conv(STATE_CONV, heads.xbc_width(), self.kernel_size)?,
+            conv: weights.conv(names.conv, heads.xbc_width(), self.kernel_size)?,
             conv_bias: bias.transpose()?,
-            a_log: of_heads(STATE_A_LOG)?,
-            dt_bias: of_heads(STATE_DT_BIAS)?,
+            a_log: of_heads(names.a_log)?,
+            dt_bias: of_heads(names.dt_bias)?,
             skip: skip.reshape([1, inner]),
             ones: Tensor::ones([inner / heads.num_groups], (device, DType::F32)),
-            norm: weights.vector(STATE_NORM, inner)?.reshape([1, inner]),
+            norm: weights.vector(names.norm, inner)?.reshape([1, inner]),
         }))
     }
 

@@ -20,7 +20,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it reads images, and needs a mixture of experts of another kind", "ernie4_5_vl_moe minimax_m3_vl"),
     ("it needs recurrent layers", "recurrent_gemma xlstm"),
     ("it needs state-space layers", "bamba falcon_h1 falcon_mamba mamba zamba"),
-    ("it needs state-space layers and a mixture of experts", "jamba nemotron_h"),
+    ("it needs state spaces of another kind and a mixture of experts", "jamba"),
     ("it needs a gate for each head of its attention, and norms behind sublayers", "lfm3"),
     ("it needs LayerNorm and sublayers side by side", "codegen cohere falcon gpt_neox gptj phi"),
     ("it needs LayerNorm of another kind", "biogpt olmo persimmon stablelm starcoder2"),

@@ -24,6 +24,8 @@ pub(super) struct Mixtures {
     probabilities: Probabilities,
     choice: Choice,
     has_biases: bool,
+    /// The feed-forward layer is the shared expert.
+    pub(super) beside_dense: bool,
     /// By layer.
     pub(super) is_in: Vec<bool>,
 }
@@ -37,8 +39,12 @@ pub(super) fn mixtures(
 ) -> Option<Mixtures> {
     let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names, router, .. } =
         family.experts?;
+    let beside_dense = family.experts?.beside_dense;
     let is_gemma4 = family.is_gemma4();
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
+        return None;
+    }
+    if beside_dense && json.value("num_local_experts").and_then(Value::number) == Some(0.0) {
         return None;
     }
     json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
@@ -78,14 +84,18 @@ pub(super) fn mixtures(
             *is_in = (layer + 1).is_multiple_of(every) && !dense.contains(&layer);
         }
     }
-    let width =
-        intermediate_size.map_or(intermediate, |default| json.count("moe_intermediate_size", default, 1..=1 << 20));
+    let of_width = if beside_dense { "intermediate_size" } else { "moe_intermediate_size" };
+    let width = intermediate_size.map_or(intermediate, |default| json.count(of_width, default, 1..=1 << 20));
     let choice = router.map_or(Choice::PLAIN, |router| choice(json, router, num_experts));
     let shared_by_gate = shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 20));
     let without_gate = router.and_then(|router| {
         let (name, key) = router.shared?;
-        let count = json.count(key, 1, 0..=1 << 8);
-        (count > 0).then_some((name, count * width))
+        let width = if key.ends_with("_size") {
+            json.count(key, width, 1..=1 << 20)
+        } else {
+            json.count(key, 1, 0..=1 << 8) * width
+        };
+        (width > 0).then_some((name, width))
     });
     if let Some(router) = router {
         dense_layers(json, router, &mut is_in);
@@ -106,6 +116,7 @@ pub(super) fn mixtures(
         probabilities,
         choice,
         has_biases,
+        beside_dense,
         is_in,
     })
 }
@@ -198,18 +209,21 @@ impl Mixtures {
         let router = site(router.to_owned(), [num_experts, hidden], Role::Router);
         let role = Role::Expert { num_per_token, num_experts };
         let mut gated = |within: &str, names: [&str; 3], width, role| {
-            let shapes = [[width, hidden], [width, hidden], [hidden, width]];
-            let mut shapes = shapes.into_iter();
-            let [gate, up, down] =
-                names.map(|name| site(format!("{within}.{name}"), shapes.next().unwrap_or_default(), role));
-            Gated { activation, intermediate_size: width, gate_up: Projections::Apart([gate, up]), down }
+            let mut site = |name, shape| site(format!("{within}.{name}"), shape, role);
+            let ([gate, up, down], inwards) = (names, [width, hidden]);
+            let gate_up = if gate == up {
+                Projections::Same(site(up, inwards))
+            } else {
+                Projections::Apart([gate, up].map(|name| site(name, inwards)))
+            };
+            Gated { activation, intermediate_size: width, gate_up, down: site(down, [hidden, width]) }
         };
         let expert = |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], self.intermediate_size, role);
         let experts = (0..num_experts).map(expert).collect();
         let shared = self.shared.map(|width| {
             gated(
                 self.shared_name.unwrap_or("mlp.shared_expert"),
-                ["gate_proj", "up_proj", "down_proj"],
+                [if gate == up { "up_proj" } else { "gate_proj" }, "up_proj", "down_proj"],
                 width,
                 Role::Linear,
             )

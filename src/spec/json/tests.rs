@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::spec::{
-    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, Probabilities, QueryKeyNorms, Role, RopePairs, RopeScaling,
-    StateHeads, short_name,
+    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, Probabilities, Projections, QueryKeyNorms, Role, RopePairs,
+    RopeScaling, StateHeads, short_name,
 };
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -184,7 +184,7 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     for (name, lacking) in [
         ("kimi_linear", "it needs linear attention of another kind"),
         ("dbrx", "it needs a mixture of experts of another kind"),
-        ("nemotron_h", "it needs state-space layers and a mixture of experts"),
+        ("jamba", "it needs state spaces of another kind and a mixture of experts"),
         ("deepseek_v32", "it needs latent attention to chosen tokens"),
         ("falcon_mamba", "it needs state-space layers"),
         ("mpt", "it needs LayerNorm and scores that fall with distance"),
@@ -328,6 +328,11 @@ fn what_families_have_beside_llamas_is_read() {
     let granite = read("granitemoehybrid", hybrid).unwrap();
     assert_eq!((ropes(&granite), granite.blocks[0].gated().unwrap().intermediate_size), (vec![None; 2], 40));
     assert_eq!(granite.blocks[1].sites[4].name, "shared_mlp.input_linear");
+    let experts = hybrid.replace("\"num_local_experts\": 0", "\"num_local_experts\": 4");
+    let granite = read("granitemoehybrid", &experts).unwrap();
+    let mixture = granite.blocks[0].mixture().unwrap();
+    let shared = &mixture.shared.as_ref().unwrap().gated;
+    assert_eq!((mixture.experts[3].intermediate_size, shared.intermediate_size), (96, 40));
     let mamba = |more: &str| read("granitemoehybrid", &(hybrid.replacen("\"attention\"", "\"mamba\"", 1) + more));
     let granite = mamba(r#", "mamba_n_heads": 8, "time_step_limit": [0.0, {"__float__": "Infinity"}]"#).unwrap();
     let space = granite.blocks[0].state_space().unwrap();
@@ -338,9 +343,29 @@ fn what_families_have_beside_llamas_is_read() {
         (r#", "mamba_n_heads": 8, "mamba_d_head": 8"#, "expected `mamba_expand` * `hidden_size` = 128 in all"),
         (r#", "mamba_n_heads": 8, "mamba_n_groups": 3"#, "`mamba_n_groups` = 3 does not divide"),
         (r#", "time_step_limit": [1.0]"#, "expected two numbers, the smaller one first"),
-        (r#", "num_local_experts": 4"#, "`num_local_experts` = 4 is not supported"),
     ] {
         let refused = mamba(more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
+    let nemotron = |more: &str| {
+        read("nemotron_h", &format!(r#", "head_dim": 16, "n_routed_experts": 4, "mamba_num_heads": 8{more}"#))
+    };
+    let nemotron_h = nemotron(r#", "hybrid_override_pattern": "ME*-""#).unwrap();
+    let of_blocks = nemotron_h.blocks.iter().map(|block| (block.sublayers.len(), &*block.sites[0].name));
+    assert_eq!(
+        of_blocks.collect::<Vec<_>>(),
+        [(1, "mixer.in_proj"), (1, "mixer.gate"), (1, "mixer.q_proj"), (1, "mixer.up_proj")]
+    );
+    assert_eq!(nemotron_h.blocks[0].state_space().unwrap().bounds, [0.001, f64::INFINITY]);
+    let mixture = nemotron_h.blocks[1].mixture().unwrap();
+    assert!(mixture.all().all(|gated| matches!(gated.gate_up, Projections::Same(_))));
+    for (more, expected) in [
+        (r#", "hybrid_override_pattern": "MX""#, "expected letters M, E, * and -"),
+        (r#", "layers_block_type": ["conv"]"#, "expected \"mamba\", \"attention\", \"mlp\" or \"moe\""),
+        ("", "`layers_block_type` is missing"),
+        (r#", "layers_block_type": ["moe"], "moe_latent_size": 64"#, "`moe_latent_size` = 64"),
+    ] {
+        let refused = nemotron(more).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
     assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
