@@ -229,7 +229,7 @@ impl LoraConfig {
             if let Some((module, _)) = hits().find(|(_, full)| full.is_none()) {
                 let norms = match config.norm_kind {
                     NormKind::Rms => ", the head and the norms around attention and feed-forward layers",
-                    NormKind::Layer => " and the head (LayerNorms stay frozen)",
+                    NormKind::Layer | NormKind::LayerWithoutBias => " and the head (LayerNorms stay frozen)",
                 };
                 problems
                     .push(format!("`{name}` names `{module}`, and only the embedding{norms} are trained as a whole"));

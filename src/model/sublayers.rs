@@ -162,7 +162,7 @@ impl Sublayer {
         // What is centred, in `f32`, and what is made of that.
         let centred = match by.norm_kind {
             NormKind::Rms => 0,
-            NormKind::Layer => {
+            NormKind::Layer | NormKind::LayerWithoutBias => {
                 3 * by.hidden_size * Dtype::F32.num_bytes() / by.place.activation_dtype(by.dtype).num_bytes()
             }
         };

@@ -95,8 +95,12 @@ pub struct Sublayer {
     pub norm_before: Option<&'static str>,
     /// Name within the block of the norm of its output, before that is added to the residual stream.
     pub norm_after: Option<&'static str>,
+    /// Factor of its normed input (Falcon-H1); absent: 1.
+    pub input_scale: Option<f64>,
     /// Factor of its output, before that is added to the residual stream (Granite); absent: 1.
     pub output_scale: Option<f64>,
+    /// It takes the residual stream that the sublayer in front of it takes, beside that one (Cohere).
+    pub is_beside: bool,
     /// What it computes between the norms.
     pub kind: SublayerKind,
 }
@@ -233,11 +237,13 @@ pub enum Activation {
 }
 
 /// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`. Without a gate, the square of `max(x, 0)` (So et al., 2021)
-/// is `max(x, 0)` with `up` as its gate.
+/// is `max(x, 0)` with `up` as its gate, and another activation is that of `up` alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gated {
     /// What it computes of the gate.
     pub activation: Activation,
+    /// Factor of the gate before that (Falcon-H1); absent: 1.
+    pub gate_scale: Option<f64>,
     /// Width inside it.
     pub intermediate_size: usize,
     /// The projections of its input to the gate and to what it multiplies.
@@ -459,7 +465,11 @@ impl Block {
                 .into_iter()
                 .flat_map(move |widths| attention.norm_names.into_iter().zip(widths).take(num_norms))
         });
-        let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
+        let around = self.sublayers.iter().enumerate().flat_map(|(index, sublayer)| {
+            // Sublayers beside each other may have one.
+            let is_shared = sublayer.is_beside && self.sublayers[index - 1].norm_before == sublayer.norm_before;
+            [sublayer.norm_before.filter(|_| !is_shared), sublayer.norm_after]
+        });
         let branches = self.two_branches().map(|_| BRANCH_NORMS).into_iter().flatten().flatten();
         let of_latents = self.attention().into_iter().flat_map(Attention::latent_norms);
         of_heads.chain(of_latents).chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
@@ -495,6 +505,9 @@ pub const LFM2_NAMES: [&str; 4] = ["self_attn.out_proj", "feed_forward.w1", "fee
 
 /// Names of the feed-forward layers of Granite 4: gate and up in one, and down.
 pub const SHARED_MLP_NAMES: [&str; 2] = ["shared_mlp.input_linear", "shared_mlp.output_linear"];
+
+/// Names of the feed-forward layers of Starcoder 2, which has no gate.
+pub const PLAIN_MLP_NAMES: [&str; 2] = ["mlp.c_fc", "mlp.c_proj"];
 
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];

@@ -15,6 +15,7 @@ mod dense;
 mod hybrid;
 mod lacking;
 mod latent;
+mod layer_norm;
 mod mixtures;
 mod wrappers;
 
@@ -506,6 +507,12 @@ pub(super) static FAMILIES: &[Family] = &[
     dense::HELIUM,
     hybrid::GRANITE_HYBRID,
     hybrid::NEMOTRON_H,
+    hybrid::FALCON_H1,
+    layer_norm::COHERE,
+    layer_norm::COHERE2,
+    layer_norm::STABLELM,
+    layer_norm::STARCODER2,
+    layer_norm::HUNYUAN,
     dense::OLMO3,
     mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,

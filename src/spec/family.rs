@@ -12,7 +12,7 @@ pub(crate) struct Family {
     pub(super) architecture: &'static str,
     pub(super) names: FamilyNames,
     pub(super) biases: Biases,
-    /// How queries and keys are normed before the rotary embedding.
+    /// How queries and keys are normed.
     pub(super) qk_norms: Option<QueryKeyNorms>,
     pub(crate) no_rope: NoRope,
     /// The norms before and after the attention, and before and after the feed-forward layer.
@@ -86,8 +86,14 @@ impl Family {
 pub(crate) enum Arrangement {
     /// What mixes tokens, then what feeds forward.
     InTurn,
+    /// Both take the same, normed once.
+    Beside,
+    /// The same where this key says so.
+    BesideIf(&'static str),
     /// One of them, which `layers_block_type` names, or a letter of `hybrid_override_pattern` (Nemotron-H).
     OneEach,
+    /// A state space and attention take the same, normed once; then what feeds forward (Falcon-H1).
+    MixersBeside,
 }
 
 /// A family's state spaces: the keys of their shape, with values where absent.
@@ -95,8 +101,14 @@ pub(crate) enum Arrangement {
 pub(super) struct StateSpaces {
     /// Numbers of heads and of their groups, width of a head and of a state, and tokens that the convolution sees.
     pub(super) counts: [(&'static str, usize); 5],
-    /// `mamba_expand` and `hidden_size` decide about the width of all heads.
-    pub(super) expands: bool,
+    /// `mamba_d_ssm` is the width of all heads, this where absent; where null or not here, it is `mamba_expand` times `hidden_size`.
+    pub(super) width: Option<usize>,
+    /// The width of a head is that over the number of heads where it is absent or `auto`.
+    pub(super) divides: bool,
+    /// Whether `mamba_rms_norm` decides about the norm behind the gate.
+    pub(super) asks_for_norm: bool,
+    /// The key of whether the projection of the output adds a bias, where it has its own.
+    pub(super) output_bias: Option<&'static str>,
     /// Whether the convolution adds a bias, true where absent, and whether the projections do, false where absent.
     pub(super) biases: [&'static str; 2],
     /// The activation behind the convolution.
@@ -128,6 +140,8 @@ pub(crate) enum NoRope {
     UnlessNamed,
     /// All.
     All,
+    /// Those without a window (Cohere 2).
+    Full,
 }
 
 /// Scalings of rotary frequencies that one family has, or has in its own way.
@@ -142,6 +156,8 @@ pub(crate) enum OwnRopes {
     Ministral,
     /// Layers with a window have the base of the others, without their scaling.
     Olmo,
+    /// A `dynamic` one with `alpha` has a larger base alone.
+    Hunyuan,
     /// Tokens have three positions, with these sections where the config has none.
     Axes(RopeAxes),
 }
@@ -345,6 +361,11 @@ pub(crate) enum Scales {
     Depth,
     /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
     Multipliers,
+    /// Scores: over the root of the width of a head. Logits: by `logit_scale`, 0.0625 where absent (Cohere). Others: by 1.
+    Logits,
+    /// Scores: over the root of the width of a head, times `key_multiplier`. Embeddings: by `embedding_multiplier`. Logits: by
+    /// `lm_head_multiplier`. Parts of sublayers have some, too (Falcon-H1).
+    Parts,
 }
 
 /// Which linear layers add a bias.

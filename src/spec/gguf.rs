@@ -426,7 +426,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
             // Those before Ministral 3.
             OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
-            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo | OwnRopes::Axes(_) => {}
+            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo | OwnRopes::Hunyuan | OwnRopes::Axes(_) => {}
         },
     }
     of_tensors(file, family, &mut json)?;
@@ -439,7 +439,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
 #[must_use]
 pub fn norm_key(kind: NormKind) -> &'static str {
     match kind {
-        NormKind::Layer => "attention.layer_norm_epsilon",
+        NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
     }
 }

@@ -28,6 +28,13 @@ impl StateHeads {
         self.inner_width() + 2 * self.num_groups * self.state_dim
     }
 
+    /// Widths of what the projection of the input makes: the gate, the inputs of heads, what writes and what reads, and strengths.
+    #[must_use]
+    pub fn widths(&self) -> [usize; 5] {
+        let of_groups = self.num_groups * self.state_dim;
+        [self.inner_width(), self.inner_width(), of_groups, of_groups, self.num_heads]
+    }
+
     /// Heads of a group.
     #[must_use]
     pub fn group(&self) -> usize {
@@ -48,7 +55,7 @@ impl StateHeads {
     }
 }
 
-/// A state space with one decay a head (Dao and Gu, 2024): short convolution, states, and a norm behind the gate.
+/// A state space with one decay a head (Dao and Gu, 2024): short convolution, states, gate and mostly a norm behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateSpace {
     /// Its heads.
@@ -65,6 +72,11 @@ pub struct StateSpace {
     pub output: SiteId,
     /// Names within the block of its tensors that are no linear layers.
     pub names: &'static StateNames,
+    /// Whether there is a norm behind the gate.
+    pub has_norm: bool,
+    /// Factors of what the projection of its input makes: of the gate, of inputs of heads, of what writes and what reads states, and of
+    /// strengths (Falcon-H1); absent: 1.
+    pub scales: Option<[f64; 5]>,
 }
 
 /// Names within the block of what a state space has.
@@ -111,10 +123,11 @@ pub static IN_MIXER: StateNames = StateNames {
 impl StateSpace {
     /// Its tensors that are no linear layers, with their shapes.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, Vec<usize>)> + use<> {
-        let Self { heads, kernel_size, has_conv_bias, names, .. } = *self;
+        let Self { heads, kernel_size, has_conv_bias, names, has_norm, .. } = *self;
         let of_heads = [names.a_log, names.dt_bias, names.skip].map(|name| (name, vec![heads.num_heads]));
         let bias = has_conv_bias.then(|| (names.conv_bias, vec![heads.xbc_width()]));
         let conv = (names.conv, vec![heads.xbc_width(), 1, kernel_size]);
-        [conv].into_iter().chain(bias).chain(of_heads).chain([(names.norm, vec![heads.inner_width()])])
+        let norm = has_norm.then(|| (names.norm, vec![heads.inner_width()]));
+        [conv].into_iter().chain(bias).chain(of_heads).chain(norm)
     }
 }

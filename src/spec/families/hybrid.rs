@@ -4,7 +4,7 @@ use super::mixtures::{DEEPSEEK, GRANITE_EXPERTS};
 use super::{GRANITE, LLAMA, QWEN2_EXPERTS};
 use crate::spec::Activation;
 use crate::spec::family::{
-    Arrangement, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, NoRope, Router, StateSpaces,
+    Arrangement, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, NoRope, Router, Scales, StateSpaces,
 };
 use crate::spec::state_space::{IN_MAMBA, IN_MIXER};
 
@@ -16,7 +16,10 @@ const MAMBA: StateSpaces = StateSpaces {
         ("mamba_d_state", 256),
         ("mamba_d_conv", 4),
     ],
-    expands: true,
+    width: None,
+    divides: true,
+    asks_for_norm: false,
+    output_bias: None,
     biases: ["mamba_conv_bias", "mamba_proj_bias"],
     activation: "hidden_act",
     least: None,
@@ -68,12 +71,13 @@ pub(super) const NEMOTRON_H: Family = Family {
             ("ssm_state_size", 128),
             ("conv_kernel", 4),
         ],
-        expands: false,
+        divides: false,
         biases: ["use_conv_bias", "use_bias"],
         activation: "mamba_hidden_act",
         least: Some(("time_step_min", 0.001)),
         names: &IN_MIXER,
         is_output_bare: true,
+        ..MAMBA
     }),
     experts: Some(Experts {
         count: 8,
@@ -97,6 +101,36 @@ pub(super) const NEMOTRON_H: Family = Family {
     head_dim: Some(128),
     num_key_value_heads: Some(8),
     max_position_embeddings: 4096,
+    gguf: Gguf::NONE,
+    ..LLAMA
+};
+
+pub(super) const FALCON_H1: Family = Family {
+    model_type: "falcon_h1",
+    architecture: "FalconH1ForCausalLM",
+    names: FamilyNames {
+        sites: {
+            let [q, k, v, output, ..] = FamilyNames::COMMON.sites;
+            [q, k, v, output, "feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"]
+        },
+        last_norm: "model.final_layernorm",
+        ..FamilyNames::COMMON
+    },
+    norms: [[Some("input_layernorm"), None], [Some("pre_ff_layernorm"), None]],
+    arrangement: Arrangement::MixersBeside,
+    scales: Scales::Parts,
+    state_spaces: Some(StateSpaces {
+        width: Some(1024),
+        asks_for_norm: true,
+        output_bias: Some("projectors_bias"),
+        is_output_bare: true,
+        ..MAMBA
+    }),
+    rms_norm_eps: 1e-5,
+    vocab_size: Some(128_000),
+    num_attention_heads: Some(32),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 8192,
     gguf: Gguf::NONE,
     ..LLAMA
 };

@@ -216,7 +216,8 @@ impl Mixtures {
             } else {
                 Projections::Apart([gate, up].map(|name| site(name, inwards)))
             };
-            Gated { activation, intermediate_size: width, gate_up, down: site(down, [hidden, width]) }
+            let down = site(down, [hidden, width]);
+            Gated { activation, gate_scale: None, intermediate_size: width, gate_up, down }
         };
         let expert = |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], self.intermediate_size, role);
         let experts = (0..num_experts).map(expert).collect();

@@ -2,6 +2,7 @@
 
 pub(super) mod gemma4;
 
+use super::MULTIPLIER;
 use super::delta_net::DeltaNetShape;
 use super::experts::Mixtures;
 use super::state_space::StateSpaceShape;
@@ -11,7 +12,7 @@ use crate::spec::block::{
     Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SharedExpert, Site,
     SiteId, Sublayer, SublayerKind, TwoBranches,
 };
-use crate::spec::family::{AttentionExtra, Family, LatentWidths, NoRope, Windows};
+use crate::spec::family::{Arrangement, AttentionExtra, Family, LatentWidths, NoRope, Scales, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
@@ -104,7 +105,7 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
     let other: &[&str] = match family.delta_heads {
         Some(_) => &["linear_attention"],
         None if family.has_short_convs => &["conv"],
-        None if family.state_spaces.is_some() => &["mamba", "linear_attention"],
+        None if family.state_spaces.is_some() => &["mamba", "linear_attention", "hybrid"],
         None => &[],
     };
     let full = if family.has_short_convs { attention_layers(json) } else { None };
@@ -149,6 +150,7 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
     let interval = match family.no_rope {
         NoRope::Never => return,
         NoRope::LastOf(interval) => interval,
+        NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.is_local),
         NoRope::All => return layers.iter_mut().for_each(|layer| layer.has_rope = false),
         NoRope::UnlessNamed => {
             if !json.has("layer_types") {
@@ -194,6 +196,41 @@ pub(super) struct Widths {
     /// Factor of the outputs of sublayers.
     pub(super) output_scale: Option<f64>,
     pub(super) mixtures: Option<Mixtures>,
+    pub(super) arrangement: Arrangement,
+    pub(super) factors: PartFactors,
+}
+
+/// Factors of the inputs and outputs of sublayers, where they are not 1 (Falcon-H1).
+#[derive(Clone, Copy, Default)]
+pub(super) struct PartFactors {
+    attention: [Option<f64>; 2],
+    space: [Option<f64>; 2],
+    /// Of the gate, and of the output.
+    feed_forward: [Option<f64>; 2],
+}
+
+impl PartFactors {
+    pub(super) fn read(json: &mut Section, family: &Family) -> Self {
+        if family.scales != Scales::Parts {
+            return Self::default();
+        }
+        let mut pair = |keys: [&'static str; 2]| keys.map(|key| Some(json.number(key, 1.0, MULTIPLIER)));
+        Self {
+            attention: pair(["attention_in_multiplier", "attention_out_multiplier"]),
+            space: pair(["ssm_in_multiplier", "ssm_out_multiplier"]),
+            feed_forward: json.numbers("mlp_multipliers", [1.0; 2], MULTIPLIER).map(Some),
+        }
+    }
+
+    /// Of the input and of the output of a sublayer.
+    fn of(self, kind: &SublayerKind) -> [Option<f64>; 2] {
+        match kind {
+            SublayerKind::Attention(_) => self.attention,
+            SublayerKind::StateSpace(_) => self.space,
+            SublayerKind::Gated(_) => [None, self.feed_forward[1]],
+            _ => [None; 2],
+        }
+    }
 }
 
 impl Widths {
@@ -204,17 +241,23 @@ impl Widths {
         let mut sites = Vec::new();
         let has_mixing = !matches!(layer.alone, Some(Alone::FeedForward | Alone::Experts));
         let mixing = has_mixing.then(|| self.mixing(family, index, layer, &mut sites));
+        let has_second = self.arrangement == Arrangement::MixersBeside;
+        let second = has_second.then(|| SublayerKind::Attention(self.attention(family, index, layer, &mut sites)));
         let has_feed_forward = !matches!(layer.alone, Some(Alone::StateSpace | Alone::Attention));
         let feed_forward = has_feed_forward.then(|| self.feed_forward(family, index, layer, &mut sites));
-        let kinds = [mixing, feed_forward];
+        let [of_mixing, of_feed_forward] = family.norms;
+        let is_beside = self.arrangement == Arrangement::Beside;
+        let of_feed_forward = if is_beside { of_mixing } else { of_feed_forward };
+        let kinds = [(mixing, of_mixing, false), (second, of_mixing, true), (feed_forward, of_feed_forward, is_beside)];
         let mut sublayers: Vec<_> = kinds
             .into_iter()
-            .zip(family.norms)
-            .filter_map(|(kind, norms)| Some((kind?, norms)))
-            .map(|(kind, [norm_before, norm_after])| {
+            .filter_map(|(kind, norms, is_beside)| Some((kind?, norms, is_beside)))
+            .map(|(kind, [norm_before, norm_after], is_beside)| {
                 // Each of the two has a norm of its own.
                 let norm_before = norm_before.filter(|_| !matches!(kind, SublayerKind::TwoBranches(_)));
-                Sublayer { norm_before, norm_after, output_scale, kind }
+                let [input_scale, of_output] = self.factors.of(&kind);
+                let output_scale = of_output.or(output_scale);
+                Sublayer { norm_before, norm_after, input_scale, output_scale, is_beside, kind }
             })
             .collect();
         if let Some(width) = gemma4.map(|gemma4| gemma4.layer_input_width).filter(|width| *width > 0) {
@@ -223,7 +266,15 @@ impl Widths {
                 .map(|(name, shape)| add(&mut sites, name, shape, false));
             let kind = SublayerKind::LayerInput(LayerInput { activation: self.activation, width, gate, projection });
             let norm_after = Some("post_per_layer_input_norm");
-            sublayers.push(Sublayer { norm_before: None, norm_after, output_scale, kind });
+            let norm_before = None;
+            sublayers.push(Sublayer {
+                norm_before,
+                norm_after,
+                input_scale: None,
+                output_scale,
+                is_beside: false,
+                kind,
+            });
         }
         Block { sites, sublayers, has_scale: gemma4.is_some() }
     }
@@ -288,7 +339,7 @@ impl Widths {
             Projections::Apart([gate_name, up_name].map(|name| add(sites, name, inwards, has_bias)))
         };
         let down = add(sites, down_name, [hidden, intermediate_size], has_bias);
-        Gated { activation, intermediate_size, gate_up, down }
+        Gated { activation, gate_scale: self.factors.feed_forward[0], intermediate_size, gate_up, down }
     }
 
     /// The attention of a layer, whose linear layers are the first of `sites`.

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::spec::{
-    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, Probabilities, Projections, QueryKeyNorms, Role, RopePairs,
-    RopeScaling, StateHeads, short_name,
+    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, NormKind, Probabilities, Projections, QueryKeyNorms, Role,
+    RopePairs, RopeScaling, StateHeads, short_name,
 };
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -300,12 +300,15 @@ fn latents_have_widths_norms_and_a_yarns_scale_and_flops_of_keys_and_values() {
     }
 }
 
+/// [`BASE`] as a model of this type, and more.
+fn read_as(kind: &str, more: &str) -> Result<ModelConfig, Problems> {
+    let text = format!(r#"{BASE}, "num_key_value_heads": 2{more}}}"#).replace("\"llama\"", &format!("\"{kind}\""));
+    ModelConfig::from_json(&text)
+}
+
 #[test]
 fn what_families_have_beside_llamas_is_read() {
-    let read = |kind: &str, more: &str| {
-        let text = format!(r#"{BASE}, "num_key_value_heads": 2{more}}}"#).replace("\"llama\"", &format!("\"{kind}\""));
-        ModelConfig::from_json(&text)
-    };
+    let read = read_as;
     let ropes =
         |config: &ModelConfig| config.blocks.iter().map(|block| block.attention().unwrap().rope).collect::<Vec<_>>();
     // The biases of InternLM 3 and Seed-OSS go by keys of their own.
@@ -347,6 +350,15 @@ fn what_families_have_beside_llamas_is_read() {
         let refused = mamba(more).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
+    assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
+}
+
+#[test]
+fn sublayers_follow_each_other_as_families_have_it() {
+    let read = read_as;
+    let mixed = r#", "layer_types": ["sliding_attention", "full_attention"]"#;
+    let ropes =
+        |config: &ModelConfig| config.blocks.iter().map(|block| block.attention().unwrap().rope).collect::<Vec<_>>();
     let nemotron = |more: &str| {
         read("nemotron_h", &format!(r#", "head_dim": 16, "n_routed_experts": 4, "mamba_num_heads": 8{more}"#))
     };
@@ -368,7 +380,45 @@ fn what_families_have_beside_llamas_is_read() {
         let refused = nemotron(more).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
-    assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
+    let falcon = read(
+        "falcon_h1",
+        r#", "mamba_n_heads": 8, "mamba_d_ssm": 96, "mlp_multipliers": [0.5, 0.25], "lm_head_multiplier": 0.5"#,
+    );
+    let falcon = falcon.unwrap();
+    let [space, attention, gated] = &falcon.blocks[0].sublayers[..] else { panic!("it has three") };
+    assert_eq!([space, attention, gated].map(|it| it.is_beside), [false, true, false]);
+    assert_eq!((gated.output_scale, falcon.blocks[0].gated().unwrap().gate_scale), (Some(0.25), Some(0.5)));
+    assert_eq!((falcon.logit_divisor, falcon.blocks[0].state_space().unwrap().heads.head_dim), (2.0, 12));
+    assert_eq!(
+        falcon.blocks[0].norms(64).map(|(name, _)| name).collect::<Vec<_>>(),
+        ["input_layernorm", "pre_ff_layernorm"]
+    );
+    let cohere = read("cohere2", &format!(r#", "sliding_window": 9, "logit_scale": 0.25{mixed}"#)).unwrap();
+    assert_eq!((ropes(&cohere), cohere.logit_divisor), (vec![Some(0), None], 4.0));
+    assert!(cohere.blocks[0].sublayers[1].is_beside && cohere.norm_kind == NormKind::LayerWithoutBias);
+    let is_beside = |config: &ModelConfig| config.blocks[0].sublayers[1].is_beside;
+    let stablelm = |more: &str| read("stablelm", more);
+    let [in_turn, beside] = ["", r#", "use_parallel_residual": true"#].map(|more| is_beside(&stablelm(more).unwrap()));
+    assert!(beside && !in_turn);
+    let hunyuan = read("hunyuan_v1_dense", r#", "rope_scaling": {"type": "dynamic", "alpha": 8.0}"#).unwrap();
+    assert_eq!((hunyuan.ropes[0].theta, &hunyuan.ropes[0].scaling), (10_000.0 * 8_f64.powf(16.0 / 14.0), &None));
+    for (kind, more, expected) in [
+        (
+            "falcon_h1",
+            r#", "mamba_n_heads": 8, "mamba_d_ssm": 96, "mamba_rms_norm": true"#,
+            "`mamba_norm_before_gate` is missing",
+        ),
+        (
+            "falcon_h1",
+            r#", "mamba_n_heads": 8, "mamba_d_head": 4, "mamba_d_ssm": 96"#,
+            "expected `mamba_d_ssm` = 96 in all",
+        ),
+        ("stablelm", r#", "qk_layernorm": true"#, "LayerNorms of heads are not computed here"),
+        ("cohere", r#", "use_qk_norm": true"#, "LayerNorms of heads are not computed here"),
+    ] {
+        let refused = read(kind, more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
 }
 
 #[test]
