@@ -222,8 +222,8 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     # PEFT would adapt what makes the layers' own embeddings of Gemma 4, and its routers.
     has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
     others = r".*(vision|projector|visual|connector|per_layer_model_projection|router).*" if has_others else None
-    # PEFT refuses them.
-    refused = ("out_proj",) if base.config.model_type in ("nemotron_h", "falcon_h1") else ()
+    # PEFT refuses them, or it is a router.
+    refused = {"nemotron_h": ("out_proj",), "falcon_h1": ("out_proj",), "hunyuan_v1_moe": ("gate.wg",)}.get(base.config.model_type, ())
     if lora["target_modules"] == "all-linear" and (refused or hasattr(base.config.get_text_config(), "num_experts_per_tok")):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear) and not name.endswith(refused)]

@@ -25,9 +25,9 @@ pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
     Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, ExpertGroups,
-    FUSED_NAMES, Gated, HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PLAIN_MLP_NAMES, PerSite,
-    Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert,
-    Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
+    FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture,
+    PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS,
+    SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
@@ -289,7 +289,7 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 10] = [
+pub const LINEAR_NAMES: [&[&str]; 11] = [
     &SITE_NAMES,
     &FUSED_NAMES,
     &DELTA_NET_NAMES,
@@ -300,6 +300,7 @@ pub const LINEAR_NAMES: [&[&str]; 10] = [
     &LFM2_NAMES,
     &SHARED_MLP_NAMES,
     &PLAIN_MLP_NAMES,
+    &LATENT_EXPERT_NAMES,
 ];
 
 /// Where multimodal models have the decoder of their language model.

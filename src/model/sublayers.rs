@@ -169,7 +169,8 @@ impl Sublayer {
         SublayerSizes {
             kept: inside.kept + by.hidden_size + of_norms,
             forward: inside.forward + centred,
-            backward: inside.backward + centred,
+            // What both are added to has a gradient of its own.
+            backward: inside.backward + centred + if self.is_beside { by.hidden_size } else { 0 },
         }
     }
 }

@@ -265,6 +265,8 @@ pub struct Mixture {
     pub num_per_token: usize,
     /// The experts.
     pub experts: Vec<Gated>,
+    /// The projections of their input to what is narrower, and of their sum back (Nemotron 3 Super); absent: there are none.
+    pub latent: Option<[SiteId; 2]>,
     /// What every token passes beside them.
     pub shared: Option<SharedExpert>,
 }
@@ -511,6 +513,9 @@ pub const PLAIN_MLP_NAMES: [&str; 2] = ["mlp.c_fc", "mlp.c_proj"];
 
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
+
+/// Names of the projections around the experts of Nemotron 3 Super.
+pub const LATENT_EXPERT_NAMES: [&str; 2] = ["mixer.fc1_latent_proj", "mixer.fc2_latent_proj"];
 
 /// Name of what the sigmoid that a shared expert is multiplied by is made with.
 pub const SHARED_GATE: &str = "mlp.shared_expert_gate";

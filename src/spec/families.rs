@@ -513,6 +513,7 @@ pub(super) static FAMILIES: &[Family] = &[
     layer_norm::STABLELM,
     layer_norm::STARCODER2,
     layer_norm::HUNYUAN,
+    layer_norm::HUNYUAN_MOE,
     dense::OLMO3,
     mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,

@@ -49,7 +49,7 @@ pub(crate) struct Family {
     pub(super) has_short_convs: bool,
     /// Layers that `layer_types` calls `mamba` or `linear_attention` have a state space in place of attention.
     pub(super) state_spaces: Option<StateSpaces>,
-    pub(super) arrangement: Arrangement,
+    pub(crate) arrangement: Arrangement,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,

@@ -374,7 +374,6 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
             json.only(key, "false: LayerNorms of heads are not computed here", |value| *value == Value::Boolean(false));
         }
     }
-    json.only("moe_latent_size", "null: projections around experts are not computed here", |_| false);
     if family.attention_extra == AttentionExtra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }

@@ -25,7 +25,8 @@ impl SublayerShape for spec::Gated {
         // In the forward the product of gate and up, and the output beside its residual.
         let (inside, hidden) = (self.intermediate_size, by.hidden_size);
         let kept = if matches!(self.gate_up, Projections::Same(_)) { inside } else { 2 * inside };
-        SublayerSizes { kept, forward: inside + hidden, backward: 3 * inside + 2 * hidden }
+        let ones = if self.is_alone() { inside } else { 0 };
+        SublayerSizes { kept, forward: inside + ones + hidden, backward: 3 * inside + ones + 2 * hidden }
     }
 }
 

@@ -5,7 +5,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     (
         "it needs a mixture of experts of another kind",
         "afmoe aria cohere2_moe dbrx doge dots3 exaone_moe flex_olmo flint glm4v_moe \
-         granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 jetmoe kolibri laguna mellum mimo_v2 \
+         granitemoe_swa granitemoeshared hy_v3 jetmoe kolibri laguna mellum mimo_v2 \
          phimoe sarvam_moe solar_open zaya",
     ),
     (

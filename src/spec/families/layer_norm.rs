@@ -1,8 +1,10 @@
 //! Rows of families with `LayerNorm`s, or with sublayers beside each other.
 
-use super::LLAMA;
+use super::{LLAMA, QWEN2_EXPERTS};
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Arrangement, Biases, Family, FamilyNames, Gguf, NoRope, OwnRopes, Scales, Windows};
+use crate::spec::family::{
+    Arrangement, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
+};
 use crate::spec::{Activation, NormKind, RopePairs};
 
 /// Command R.
@@ -23,7 +25,7 @@ pub(super) const COHERE: Family = Family {
     tie_word_embeddings: true,
     bos_token_id: Some(5),
     eos_token_id: Some(255_001),
-    gguf: Gguf::NONE,
+    gguf: Gguf { tied_head: Some(true), ..Gguf::named("command-r") },
     ..LLAMA
 };
 
@@ -34,6 +36,11 @@ pub(super) const COHERE2: Family = Family {
     windows: Windows::AllButEvery { default: 4096, pattern: 4 },
     no_rope: NoRope::Full,
     rope_theta: 10_000.0,
+    gguf: Gguf {
+        windows: GgufWindows::AllButEvery { pattern: 4, largest: None },
+        tied_head: Some(true),
+        ..Gguf::named("cohere2")
+    },
     ..COHERE
 };
 
@@ -52,7 +59,7 @@ pub(super) const STABLELM: Family = Family {
     max_position_embeddings: 4096,
     bos_token_id: Some(0),
     eos_token_id: Some(0),
-    gguf: Gguf::NONE,
+    gguf: Gguf { tied_head: Some(false), ..Gguf::named("stablelm") },
     ..LLAMA
 };
 
@@ -81,7 +88,7 @@ pub(super) const STARCODER2: Family = Family {
     tie_word_embeddings: true,
     bos_token_id: Some(50_256),
     eos_token_id: Some(50_256),
-    gguf: Gguf::NONE,
+    gguf: Gguf::named("starcoder2"),
     ..LLAMA
 };
 
@@ -95,6 +102,30 @@ pub(super) const HUNYUAN: Family = Family {
     rms_norm_eps: 1e-5,
     vocab_size: Some(290_943),
     num_attention_heads: Some(32),
-    gguf: Gguf::NONE,
+    gguf: Gguf::named("hunyuan-dense"),
     ..LLAMA
+};
+
+/// Its shared expert is as wide as the others.
+pub(super) const HUNYUAN_MOE: Family = Family {
+    model_type: "hunyuan_v1_moe",
+    architecture: "HunYuanMoEV1ForCausalLM",
+    names: {
+        let [q, k, v, output, ..] = FamilyNames::COMMON.sites;
+        let [gate, up, down] = ["mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj", "mlp.shared_mlp.down_proj"];
+        FamilyNames { sites: [q, k, v, output, gate, up, down], ..HUNYUAN.names }
+    },
+    experts: Some(Experts {
+        count: 1,
+        num_per_token: 1,
+        intermediate_size: Some(11_008),
+        shared: None,
+        norm_topk_prob: None,
+        beside_dense: true,
+        names: ["mlp.gate.wg", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
+        form: ExpertForm::Apart,
+        ..QWEN2_EXPERTS
+    }),
+    gguf: Gguf::named("hunyuan-moe"),
+    ..HUNYUAN
 };

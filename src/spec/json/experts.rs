@@ -3,9 +3,10 @@
 use crate::schema::{Section, Value};
 use crate::spec::Activation;
 use crate::spec::block::{
-    Choice, ExpertGroups, Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId,
+    Choice, ExpertGroups, Gated, LATENT_EXPERT_NAMES, Mixture, Probabilities, Projections, Role, SHARED_GATE,
+    SharedExpert, Site, SiteId,
 };
-use crate::spec::family::{Biases, Experts, Family, Router};
+use crate::spec::family::{Arrangement, Biases, Experts, Family, Router};
 use crate::util::gguf::MAX_EXPERTS;
 use crate::util::stats::as_f64;
 
@@ -19,6 +20,8 @@ pub(super) struct Mixtures {
     num_per_token: usize,
     intermediate_size: usize,
     shared: Option<usize>,
+    /// Width of the input of experts, where it is narrower.
+    latent: Option<usize>,
     /// What holds the shared expert, if it has no gate.
     shared_name: Option<&'static str>,
     probabilities: Probabilities,
@@ -61,9 +64,10 @@ pub(super) fn mixtures(
     let of_token = match router {
         Some(router) => router.counts[1],
         None if is_gemma4 => "top_k_experts",
+        None if json.has("moe_topk") => "moe_topk",
         None => "num_experts_per_tok",
     };
-    let num_per_token = json.count(of_token, num_per_token, 1..=MAX_EXPERTS);
+    let num_per_token = of_each(json, of_token).unwrap_or_else(|| json.count(of_token, num_per_token, 1..=MAX_EXPERTS));
     if num_per_token > num_experts {
         json.problem(of_token, format!("= {num_per_token}, but there are {num_experts} experts"));
     }
@@ -113,12 +117,30 @@ pub(super) fn mixtures(
         intermediate_size: width,
         shared: without_gate.map(|(_, width)| width).or(shared_by_gate),
         shared_name: without_gate.map(|(name, _)| name),
+        latent: latent(json, family),
         probabilities,
         choice,
         has_biases,
         beside_dense,
         is_in,
     })
+}
+
+/// `moe_latent_size`, in the family that has it.
+fn latent(json: &mut Section, family: &Family) -> Option<usize> {
+    let is_given = family.arrangement == Arrangement::OneEach && json.value("moe_latent_size").is_some();
+    is_given.then(|| json.count("moe_latent_size", 1024, 1..=1 << 20))
+}
+
+/// A count that is listed for every layer, where all are the same (Hunyuan).
+fn of_each(json: &mut Section, key: &'static str) -> Option<usize> {
+    let Some(Value::Array(counts)) = json.value(key) else { return None };
+    let mut counts = counts.iter().map(|node| match node.value() {
+        Value::Integer(count) => usize::try_from(*count).ok().filter(|count| (1..=MAX_EXPERTS).contains(count)),
+        _ => None,
+    });
+    let first = counts.next()??;
+    counts.all(|count| count == Some(first)).then_some(first)
 }
 
 /// What a router has beside its probabilities.
@@ -208,7 +230,8 @@ impl Mixtures {
         let mut site = |name: String, shape, role| add(Site { name, shape, has_bias: self.has_biases, role });
         let router = site(router.to_owned(), [num_experts, hidden], Role::Router);
         let role = Role::Expert { num_per_token, num_experts };
-        let mut gated = |within: &str, names: [&str; 3], width, role| {
+        let inwards = self.latent.unwrap_or(hidden);
+        let mut gated = |within: &str, names: [&str; 3], [hidden, width]: [usize; 2], role| {
             let mut site = |name, shape| site(format!("{within}.{name}"), shape, role);
             let ([gate, up, down], inwards) = (names, [width, hidden]);
             let gate_up = if gate == up {
@@ -219,13 +242,14 @@ impl Mixtures {
             let down = site(down, [hidden, width]);
             Gated { activation, gate_scale: None, intermediate_size: width, gate_up, down }
         };
-        let expert = |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], self.intermediate_size, role);
+        let expert =
+            |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], [inwards, self.intermediate_size], role);
         let experts = (0..num_experts).map(expert).collect();
         let shared = self.shared.map(|width| {
             gated(
                 self.shared_name.unwrap_or("mlp.shared_expert"),
                 [if gate == up { "up_proj" } else { "gate_proj" }, "up_proj", "down_proj"],
-                width,
+                [hidden, width],
                 Role::Linear,
             )
         });
@@ -234,6 +258,11 @@ impl Mixtures {
             SharedExpert { gated, gate: has_gate.then(|| site(SHARED_GATE.to_owned(), [1, hidden], Role::Linear)) }
         };
         let shared = shared.map(gate);
-        Mixture { router, probabilities, choice, num_per_token, experts, shared }
+        let latent = self.latent.map(|width| {
+            let [inwards, outwards] = LATENT_EXPERT_NAMES;
+            [(inwards, [width, hidden]), (outwards, [hidden, width])]
+                .map(|(name, shape)| site(name.to_owned(), shape, Role::Linear))
+        });
+        Mixture { router, probabilities, choice, num_per_token, experts, latent, shared }
     }
 }

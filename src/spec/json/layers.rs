@@ -150,7 +150,7 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
     let interval = match family.no_rope {
         NoRope::Never => return,
         NoRope::LastOf(interval) => interval,
-        NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.is_local),
+        NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.window.is_some()),
         NoRope::All => return layers.iter_mut().for_each(|layer| layer.has_rope = false),
         NoRope::UnlessNamed => {
             if !json.has("layer_types") {

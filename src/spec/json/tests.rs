@@ -371,11 +371,14 @@ fn sublayers_follow_each_other_as_families_have_it() {
     assert_eq!(nemotron_h.blocks[0].state_space().unwrap().bounds, [0.001, f64::INFINITY]);
     let mixture = nemotron_h.blocks[1].mixture().unwrap();
     assert!(mixture.all().all(|gated| matches!(gated.gate_up, Projections::Same(_))));
+    let narrow = nemotron(r#", "layers_block_type": ["moe"], "moe_latent_size": 24"#).unwrap();
+    let (block, mixture) = (&narrow.blocks[0], narrow.blocks[0].mixture().unwrap());
+    let [inwards, outwards] = mixture.latent.unwrap().map(|site| block.sites[site].shape);
+    assert_eq!((inwards, outwards, block.sites[mixture.experts[0].down].shape[0]), ([24, 64], [64, 24], 24));
     for (more, expected) in [
         (r#", "hybrid_override_pattern": "MX""#, "expected letters M, E, * and -"),
         (r#", "layers_block_type": ["conv"]"#, "expected \"mamba\", \"attention\", \"mlp\" or \"moe\""),
         ("", "`layers_block_type` is missing"),
-        (r#", "layers_block_type": ["moe"], "moe_latent_size": 64"#, "`moe_latent_size` = 64"),
     ] {
         let refused = nemotron(more).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
