@@ -92,6 +92,8 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
           "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {}, "granitemoe": {},
           "glm4_moe": {}, "dots1": {"num_key_value_heads": 4}, "ernie4_5_moe": {}, "minimax_m2": {}, "lfm2_moe": {"routed_scaling_factor": 1.0},
+          "cohere": {"attention_bias": False}, "cohere2": {}, "stablelm": {}, "stablelm-beside": {}, "starcoder2": {"sliding_window": None},
+          "hunyuan_v1_dense": {}, "hunyuan_v1_moe": {},
           "lfm2": {}, "nemotron": {"head_dim": 12}, "ernie4_5": {},
           "qwen3_moe": {}, "qwen2_moe": {"mlp_only_layers": []}, "mixtral": {"sliding_window": None},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}, "glm": {"head_dim": 8},
@@ -169,7 +171,7 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
     torch.manual_seed(2)
     # To PEFT, all linear layers are experts and routers, too.
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
-    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral")
+    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "hunyuan_v1_moe")
     targets = targets if has_experts else "all-linear"
     # Those of Gemma 4's routers and before its layers stay frozen here.
     excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None

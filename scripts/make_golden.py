@@ -222,9 +222,11 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     # PEFT would adapt what makes the layers' own embeddings of Gemma 4, and its routers.
     has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
     others = r".*(vision|projector|visual|connector|per_layer_model_projection|router).*" if has_others else None
-    if lora["target_modules"] == "all-linear" and hasattr(base.config.get_text_config(), "num_experts_per_tok"):
+    # PEFT refuses them, or it is a router.
+    refused = {"nemotron_h": ("out_proj",), "falcon_h1": ("out_proj",), "hunyuan_v1_moe": ("gate.wg",)}.get(base.config.model_type, ())
+    if lora["target_modules"] == "all-linear" and (refused or hasattr(base.config.get_text_config(), "num_experts_per_tok")):
         # PEFT would adapt experts and what chooses them, too.
-        linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
+        linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear) and not name.endswith(refused)]
         lora = lora | {"target_modules": [name for name in linears if name != "lm_head" and not (others and re.match(others, name))]}
     config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "exclude_modules": others, **lora})
     # For Qwen3-Next, PEFT 0.21 takes names of the shared expert and of dense layers for those of experts.
@@ -799,7 +801,7 @@ def make_model(args) -> None:
 
 def name_alone(name: str) -> str:
     """The name that a tensor or module of a multimodal model has in its language model alone."""
-    return re.sub(r"model\.(language|text)_model\.", "model.", name, count=1)
+    return re.sub(r"model\.(language|text)_model\.", "model.", name, count=1).replace("model.embeddings.", "model.embed_tokens.")
 
 
 def stored(model_type: str, name: str, tensor: torch.Tensor):
@@ -807,12 +809,12 @@ def stored(model_type: str, name: str, tensor: torch.Tensor):
     if model_type in ("mixtral", "minimax_m2"):
         name = name.replace(".mlp.", ".block_sparse_moe.")
     name = name.replace(".gate.moe_statics.", ".moe_statics.")
-    if model_type == "granitemoe":
+    if model_type in ("granitemoe", "granitemoehybrid"):
         name = name.replace("router.weight", "router.layer.weight")
     if ".experts." not in name:
         return [(name, tensor)]
     experts, joined = name.rsplit(".", 1)
-    parts = ["gate_proj", "up_proj"] if joined.startswith("gate_up_proj") else ["down_proj"]
+    parts = ["gate_proj", "up_proj"] if joined.startswith("gate_up_proj") else [joined] if joined == "up_proj" else ["down_proj"]
     if model_type == "gpt_oss":
         kind = "bias" if joined.endswith("_bias") else "weight"
         return [(f"{experts}.{index}.{part}.{kind}", expert[..., first::len(parts)].t()) for index, expert in enumerate(tensor)
@@ -834,7 +836,7 @@ def model_by_formula(config):
     with torch.no_grad():
         for name, tensor in parts:
             name, less_one = name_alone(name), config.model_type in NORMS_LESS_ONE
-            is_norm = name.endswith("norm.weight") and not less_one or name.endswith(("linear_attn.norm.weight", "layer_scalar"))
+            is_norm = name.endswith(("norm.weight", "norm_f.weight")) and not less_one or name.endswith(("linear_attn.norm.weight", "layer_scalar"))
             centre = -3.0 if name.endswith(".A_log") else float(is_norm)
             if config.model_type.startswith("gemma4") and name.endswith("q_norm.weight"):
                 centre = 0.25  # nothing else makes its scores smaller
@@ -849,7 +851,7 @@ def make_family(args) -> None:
     config = AutoConfig.from_pretrained(args.out)
     if args.small:
         args.lengths, NUM_COLUMNS, NUM_PROJECTIONS = SMALL_LENGTHS, NUM_SMALL_COLUMNS, NUM_SMALL_PROJECTIONS
-    if "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or []):
+    if {"linear_attention", "hybrid"} & set(getattr(config.get_text_config(), "layer_types", None) or []):
         args.lengths, NUM_COLUMNS = CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS
     with tempfile.TemporaryDirectory() as folder:
         args.model = pathlib.Path(folder)

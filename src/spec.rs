@@ -25,9 +25,9 @@ pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
     Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, ExpertGroups,
-    FUSED_NAMES, Gated, HEAD_NORMS, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture, PerSite, Probabilities,
-    Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert, Site, SiteId,
-    Sublayer, SublayerKind, TwoBranches, short_name,
+    FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture,
+    PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS,
+    SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
@@ -92,6 +92,8 @@ pub enum NormKind {
     Rms,
     /// `LayerNorm` with a bias (Nemotron).
     Layer,
+    /// `LayerNorm` without one (Cohere).
+    LayerWithoutBias,
 }
 
 /// Embeddings of the tokens that every layer has of its own, beside the residual stream.
@@ -173,7 +175,17 @@ impl ModelConfig {
     /// Name within the model of what is called `name` in a language model alone.
     #[must_use]
     pub fn module_of(&self, name: &str) -> String {
-        self.nesting.map_or_else(|| name.to_owned(), |nesting| nested_name(nesting, name))
+        match (self.nesting, self.family().names.embedding, name.strip_prefix(EMBEDDING)) {
+            (Some(nesting), ..) => nested_name(nesting, name),
+            (None, Some(embedding), Some(rest)) => format!("model.{embedding}{rest}"),
+            (None, ..) => name.to_owned(),
+        }
+    }
+
+    /// Whether its embedding is not called `embed_tokens`.
+    #[must_use]
+    pub fn has_other_embedding(&self) -> bool {
+        self.family().names.embedding.is_some()
     }
 
     /// Whether later layers use the keys and values of this one.
@@ -266,6 +278,9 @@ impl ModelConfig {
     }
 }
 
+/// The embedding's module in a language model alone.
+const EMBEDDING: &str = "model.embed_tokens";
+
 /// Name of the table of [`LayerInputs`].
 pub const LAYER_INPUT_TABLE: &str = "model.embed_tokens_per_layer.weight";
 /// Name of what projects the embeddings of the tokens to those of the layers.
@@ -274,7 +289,7 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 9] = [
+pub const LINEAR_NAMES: [&[&str]; 11] = [
     &SITE_NAMES,
     &FUSED_NAMES,
     &DELTA_NET_NAMES,
@@ -284,6 +299,8 @@ pub const LINEAR_NAMES: [&[&str]; 9] = [
     &SHORT_CONV_NAMES,
     &LFM2_NAMES,
     &SHARED_MLP_NAMES,
+    &PLAIN_MLP_NAMES,
+    &LATENT_EXPERT_NAMES,
 ];
 
 /// Where multimodal models have the decoder of their language model.
@@ -296,9 +313,17 @@ pub fn nesting_of(module: &str) -> Option<&'static str> {
 }
 
 /// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
-/// transformers 4.52 the language model was around the decoder.
+/// transformers 4.52 the language model was around the decoder. Files of Nemotron-H have a `backbone`, and call its embedding otherwise.
 #[must_use]
 pub fn name_alone(name: &str) -> Option<String> {
+    let of_backbone = name
+        .strip_prefix("backbone.")
+        .or_else(|| name.strip_prefix("model.").filter(|it| it.starts_with("embeddings.")));
+    if let Some(rest) = of_backbone {
+        return Some(
+            rest.strip_prefix("embeddings.").map_or(format!("model.{rest}"), |rest| format!("{EMBEDDING}.{rest}")),
+        );
+    }
     match name.strip_prefix("language_model.") {
         Some(rest) => Some(rest.to_owned()),
         None => Some(format!("model.{}", name.strip_prefix(nesting_of(name)?)?)),

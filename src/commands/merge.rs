@@ -23,7 +23,7 @@ use crate::save::export::{
     self, Codes, Differences, ExportError, GgufOptions, MergeOptions, MergeSummary, Packing, PromptForm, Shipped,
 };
 use crate::schema::Problem;
-use crate::spec::{ModelConfig, Role};
+use crate::spec::ModelConfig;
 use crate::util::failure::Failure;
 use crate::util::text::{bytes, quoted};
 use crate::util::{files, terminal};
@@ -376,7 +376,7 @@ fn packing(dtype: Option<FileType>, base: &Path) -> Result<Option<Packing>, Expo
     Ok(match dtype {
         Some(FileType::W4a16) => {
             let config = ModelConfig::from_model(base)?;
-            let linears = config.sites().filter(|(_, site)| site.role == Role::Linear);
+            let linears = config.sites().filter(|(_, site)| site.role.is_plain());
             let widths: Vec<usize> = linears.map(|(_, site)| site.shape[1]).collect();
             Some(Packing::w4a16(&widths)?)
         }

@@ -11,11 +11,15 @@ use super::kind::AdapterKind;
 use super::matrices::Matrices;
 use super::trained::{FullTensor, TensorId};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules, meant_layer};
-use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
+use crate::spec::{Block, LINEAR_NAMES, ModelConfig, PerSite, Projections, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Names or patterns of one key that are more than any model has modules.
 const MANY_PATTERNS: usize = 4096;
+
+/// Why an embedding stays as it is.
+pub(super) const OTHER_EMBEDDING: &str =
+    "the embedding of this model has another name in PEFT's files, which are written here for `embed_tokens` alone";
 
 /// What is in the names of the first expert's linear layers.
 pub(crate) const FIRST_EXPERT: &str = ".experts.0.";
@@ -154,7 +158,7 @@ impl Selection {
             let all: usize = shape.shapes(weight).values().map(|[rows, columns]| rows * columns).sum();
             match role {
                 Role::Expert { num_per_token, num_experts } => all / num_experts * num_per_token,
-                Role::Linear | Role::Router => all,
+                Role::Linear | Role::Bare | Role::Router => all,
             }
         };
         let others = self.full.iter().filter(|(full, _)| !full.is_module()).map(|(_, [rows, columns])| rows * columns);
@@ -195,6 +199,15 @@ pub enum TargetError {
          every other linear layer"
     )]
     Experts {
+        /// The target.
+        target: String,
+    },
+    /// What transformers reads past an adapter.
+    #[error(
+        "`lora.target_modules`: `{target}` has no adapters in this model: PEFT refuses them, since the kernel of its state spaces \
+         reads the weight alone\n  hint: take it out, or write \"all-linear\", which takes every other linear layer"
+    )]
+    Bare {
         /// The target.
         target: String,
     },
@@ -307,6 +320,14 @@ impl LoraConfig {
                     .to_owned(),
             );
         }
+        if config
+            .blocks
+            .iter()
+            .filter_map(Block::mixture)
+            .any(|it| matches!(it.experts[0].gate_up, Projections::Same(_)))
+        {
+            return Some("experts without a gate have no adapters here\n  hint: leave it out".to_owned());
+        }
         if selection.shapes.iter().enumerate().any(is_half) {
             return Some(
                 "experts' gate and up are one in PEFT\n  hint: name both in `lora.target_modules`, or neither"
@@ -330,6 +351,9 @@ impl LoraConfig {
         let highest = *self.trainable_token_indices.as_ref()?.iter().max()?;
         if config.layer_inputs.is_some() {
             return Some("every layer of this model has embeddings of its own, which stay as they are".to_owned());
+        }
+        if config.has_other_embedding() {
+            return Some(OTHER_EMBEDDING.to_owned());
         }
         let hint = "or tokens that were added to the tokenizer in the model's folder; is this another model?";
         (highest >= config.vocab_size)
@@ -520,15 +544,17 @@ fn without_use(
 ) -> Vec<TargetError> {
     let parameters: Vec<String> = names.iter().flatten().filter_map(|(module, _)| expert_parameter(module)).collect();
     let frozen = || {
-        let modules = names.iter().flatten().filter(|(_, role)| *role != Role::Linear).map(|(module, _)| module);
+        let modules = names.iter().flatten().filter(|(_, role)| !role.is_plain()).map(|(module, _)| module);
         modules.chain(&parameters).map(String::as_str)
     };
+    let bare = || names.iter().flatten().filter(|(_, role)| *role == Role::Bare).map(|(module, _)| module.as_str());
     let linear = short_names(names);
     let all_layers_exist = !errors.iter().any(|error| matches!(error, TargetError::NoLayer { .. }));
     for target in targets.unused().filter(|_| all_layers_exist) {
         errors.push(match target.rsplit('.').next() {
             Some("lm_head" | "embed_tokens") => TargetError::Frozen { target },
             _ if targets.matches(&target, frozen()) => TargetError::Experts { target },
+            _ if targets.matches(&target, bare()) => TargetError::Bare { target },
             _ => TargetError::NoMatch { hint: meant_layer(&target, &linear), target },
         });
     }
@@ -572,11 +598,11 @@ mod tests {
     #[test]
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
-        let of_layer: PerSite<_> = (0..27)
+        let of_layer: PerSite<_> = (0..31)
             .map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0, num_experts: None }))
             .collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 81);
+        assert_eq!(selection.hits[0].num_hits, 93);
     }
 
     #[test]

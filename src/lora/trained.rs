@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 
+use super::targets::OTHER_EMBEDDING;
 use crate::config::LoraConfig;
 use crate::ops::linear::Weight;
 use crate::ops::token_rows::TokenRows;
@@ -228,7 +229,7 @@ impl LoraConfig {
             if let Some((module, _)) = hits().find(|(_, full)| full.is_none()) {
                 let norms = match config.norm_kind {
                     NormKind::Rms => ", the head and the norms around attention and feed-forward layers",
-                    NormKind::Layer => " and the head (LayerNorms stay frozen)",
+                    NormKind::Layer | NormKind::LayerWithoutBias => " and the head (LayerNorms stay frozen)",
                 };
                 problems
                     .push(format!("`{name}` names `{module}`, and only the embedding{norms} are trained as a whole"));
@@ -238,6 +239,9 @@ impl LoraConfig {
         let embeds = found.keys().any(|full| full.embeds());
         if embeds && config.layer_inputs.is_some() {
             problems.push("every layer of this model has embeddings of its own, which stay as they are".to_owned());
+        }
+        if embeds && config.has_other_embedding() {
+            problems.push(OTHER_EMBEDDING.to_owned());
         }
         if embeds && self.trainable_token_indices.is_some() {
             problems.push("the whole embedding, beside its rows in `trainable_token_indices`".to_owned());

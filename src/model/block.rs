@@ -33,8 +33,12 @@ pub struct Sublayer {
     pub norm_before: Option<Norm>,
     /// Of its output, before that is added to the residual stream.
     pub norm_after: Option<Norm>,
+    /// Factor of its normed input.
+    pub input_scale: Option<f64>,
     /// Factor of what is added to the residual stream.
     pub output_scale: Option<f64>,
+    /// It takes what the sublayer in front of it takes.
+    pub is_beside: bool,
     /// What it computes between them.
     pub(super) inner: Arc<dyn Forward>,
     /// Names of the norms of its input and of its output, where they are trained.
@@ -52,8 +56,10 @@ pub struct Activations {
 /// The tensors that a sublayer's forward keeps.
 #[derive(Debug)]
 struct SublayerKept {
-    /// The residual stream before it, `[tokens, hidden_size]`.
+    /// The residual stream that it takes, `[tokens, hidden_size]`.
     x: Tensor<2>,
+    /// That which its output is added to, where this has the output of a sublayer beside it.
+    onto: Option<Tensor<2>>,
     /// Factor of each token in the norm of its input.
     rstd: Option<Tensor<1>>,
     inner: Box<dyn Passed>,
@@ -66,7 +72,7 @@ impl Sublayer {
     fn normed(&self, x: &Tensor<2>, context: &BlockContext<'_>) -> (Tensor<2>, Option<Tensor<1>>) {
         let Some(norm) = &self.norm_before else { return (x.clone(), None) };
         let (normed, rstd) = norm.forward(context.place(), x, context.eps);
-        (normed, Some(rstd))
+        (scaled(normed, self.input_scale), Some(rstd))
     }
 
     fn activations(&self, x: Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> SublayerKept {
@@ -74,47 +80,50 @@ impl Sublayer {
         let inner = Arc::clone(&self.inner).activations(&normed, linears, mixing);
         drop(normed);
         let after = self.norm_after.as_ref().map(|_| inner.output(None, linears));
-        SublayerKept { x, rstd, inner, after }
+        SublayerKept { x, onto: None, rstd, inner, after }
     }
 
     /// The residual stream after it.
     fn output(&self, kept: &SublayerKept, linears: &mut Linears<'_>) -> Tensor<2> {
+        let onto = kept.onto.as_ref().unwrap_or(&kept.x).clone();
         match (&self.norm_after, &kept.after) {
-            (Some(norm), Some(y)) => kept.x.clone() + norm.forward(linears.context.place(), y, linears.context.eps).0,
+            (Some(norm), Some(y)) => onto + norm.forward(linears.context.place(), y, linears.context.eps).0,
             _ => match self.output_scale {
-                Some(scale) => kept.x.clone() + kept.inner.output(None, linears) * scale,
-                None => kept.inner.output(Some(kept.x.clone()), linears),
+                Some(scale) => onto + kept.inner.output(None, linears) * scale,
+                None => kept.inner.output(Some(onto), linears),
             },
         }
     }
 
-    /// The gradient of the residual stream before it, if `input_grad`, from that after it.
+    /// The gradient of the residual stream that it takes, if `passes_gradient`, added to `sum`: that of its output too, unless there is
+    /// another, `of_output`.
     fn backward(
         &self,
-        dy: Tensor<2>,
+        (sum, of_output): (Tensor<2>, Option<&Tensor<2>>),
         kept: SublayerKept,
         linears: &mut Linears<'_>,
         passes_gradient: bool,
     ) -> Option<Tensor<2>> {
-        let (place, SublayerKept { x, rstd, inner, after }) = (linears.context.place(), kept);
+        let (place, SublayerKept { x, rstd, inner, after, .. }) = (linears.context.place(), kept);
+        let dy = of_output.unwrap_or(&sum);
         let context = linears.context;
         let [trained_before, trained_after] = self.trained_norms;
         let before_norm = self.norm_after.as_ref().zip(after).map(|(norm, y)| {
             // Cheaper to compute again than to keep.
             let (_, rstd) = norm.forward(place, &y, context.eps);
-            linears.grads.norms.extend(trained_after.map(|name| (name, rms_norm_weight_grad(&dy, &y, &rstd))));
-            norm.backward(place, &dy, &y, &rstd, y.zeros_like())
+            linears.grads.norms.extend(trained_after.map(|name| (name, rms_norm_weight_grad(dy, &y, &rstd))));
+            norm.backward(place, dy, &y, &rstd, y.zeros_like())
         });
         let before_norm = before_norm.or_else(|| Some(dy.clone() * self.output_scale?));
         let (again, input_grad) = (|| self.normed(&x, context).0, passes_gradient || trained_before.is_some());
-        let given = Backward { dy: before_norm.as_ref().unwrap_or(&dy), x: &again, input_grad };
-        let dnormed = inner.backward(given, linears);
+        let given = Backward { dy: before_norm.as_ref().unwrap_or(dy), x: &again, input_grad };
+        let dnormed = inner.backward(given, linears).map(|dnormed| scaled(dnormed, self.input_scale));
         if let ((Some(name), Some(dnormed)), Some(rstd)) = ((trained_before, &dnormed), &rstd) {
             linears.grads.norms.push((name, rms_norm_weight_grad(dnormed, &x, rstd)));
         }
         dnormed.filter(|_| passes_gradient).map(|dnormed| match (&self.norm_before, rstd) {
-            (Some(norm), Some(rstd)) => norm.backward(place, &dnormed, &x, &rstd, dy),
-            _ => dy + dnormed,
+            (Some(norm), Some(rstd)) => norm.backward(place, &dnormed, &x, &rstd, sum),
+            _ => sum + dnormed,
         })
     }
 }
@@ -145,8 +154,12 @@ impl Block {
         let mut sublayers: Vec<SublayerKept> = Vec::with_capacity(self.sublayers.len());
         let mut input = Some(x);
         for (index, sublayer) in self.sublayers.iter().enumerate() {
-            let Some(x) = input.take() else { break };
-            let kept = sublayer.activations(x, &mut linears, mixing);
+            let Some(stream) = input.take() else { break };
+            let (x, onto) = match sublayers.last().filter(|_| sublayer.is_beside) {
+                Some(before) => (before.x.clone(), Some(stream)),
+                None => (stream, None),
+            };
+            let kept = SublayerKept { onto, ..sublayer.activations(x, &mut linears, mixing) };
             input = (index + 1 < self.sublayers.len()).then(|| sublayer.output(&kept, &mut linears));
             sublayers.push(kept);
         }
@@ -159,14 +172,7 @@ impl Block {
         let last = self.sublayers.len() - 1;
         let linears = &mut Linears::new(&self.linears, context, PerSite::new());
         let y = self.sublayers[last].output(&activations.sublayers[last], linears);
-        self.scaled(y)
-    }
-
-    fn scaled(&self, y: Tensor<2>) -> Tensor<2> {
-        match self.scale {
-            Some(scale) => y * scale,
-            None => y,
-        }
+        scaled(y, self.scale)
     }
 
     /// The gradients of the adapters and, if `input_grad`, of the block's input.
@@ -183,12 +189,24 @@ impl Block {
     ) -> BlockBackward {
         let Activations { sublayers, of_adapters } = activations;
         let mut linears = Linears::new(&self.linears, context, of_adapters);
-        let mut dx = Some(self.scaled(dy));
+        let mut dx = Some(scaled(dy, self.scale));
+        // Where the sublayer behind is beside the next, of what both are added to.
+        let mut of_both: Option<Tensor<2>> = None;
         for (index, (sublayer, kept)) in self.sublayers.iter().zip(sublayers).enumerate().rev() {
-            let Some(dy) = dx else { break };
-            dx = sublayer.backward(dy, kept, &mut linears, input_grad || index > 0);
+            let Some(sum) = dx else { break };
+            let of_output = of_both.take();
+            of_both = sublayer.is_beside.then(|| of_output.as_ref().unwrap_or(&sum).clone());
+            dx = sublayer.backward((sum, of_output.as_ref()), kept, &mut linears, input_grad || index > 0);
         }
         BlockBackward { dx, ..linears.grads }
+    }
+}
+
+/// A tensor times a number, where there is one.
+fn scaled(x: Tensor<2>, scale: Option<f64>) -> Tensor<2> {
+    match scale {
+        Some(scale) => x * scale,
+        None => x,
     }
 }
 

@@ -118,11 +118,13 @@ fn load_layer_inputs(
 /// A norm of the residual stream.
 fn load_norm(config: &ModelConfig, weights: &Weights, name: &str, device: &Device) -> Result<Norm, Problem> {
     let width = config.hidden_size;
-    let bias = || weights.load(&format!("{name}.bias"), [width], Dtype::F32, device);
-    Ok(Norm {
-        weight: config.norm_weight(weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?),
-        bias: (config.norm_kind == NormKind::Layer).then(bias).transpose()?,
-    })
+    let bias = match config.norm_kind {
+        NormKind::Rms => None,
+        NormKind::Layer => Some(weights.load(&format!("{name}.bias"), [width], Dtype::F32, device)?),
+        NormKind::LayerWithoutBias => Some(Tensor::zeros([width], (device, DType::F32))),
+    };
+    let weight = weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?;
+    Ok(Norm { weight: config.norm_weight(weight), bias })
 }
 
 /// A norm whose results are divided by a number.
@@ -159,7 +161,8 @@ pub(super) fn load_block(
     let sublayer = |spec: &spec::Sublayer| {
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
         let inner = spec.load(LayerWeights { config, weights, layer, device })?;
-        Ok(Sublayer { norm_before, norm_after, output_scale: spec.output_scale, inner, trained_norms: [None; 2] })
+        let spec::Sublayer { input_scale, output_scale, is_beside, .. } = *spec;
+        Ok(Sublayer { norm_before, norm_after, input_scale, output_scale, is_beside, inner, trained_norms: [None; 2] })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {

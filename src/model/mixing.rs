@@ -72,6 +72,8 @@ pub(super) enum LayerCache {
     Latents(KeyValueCache),
     /// As much, however long the text is.
     State(Box<RecurrentState>),
+    /// Both, of an attention and what stands beside it.
+    Both(KeyValueCache, Box<RecurrentState>),
     /// Nothing: its attention uses the keys and values of an earlier layer.
     Nothing,
 }
@@ -86,6 +88,11 @@ pub struct RecurrentState {
 }
 
 impl RecurrentState {
+    fn forget(&mut self) {
+        self.inputs = self.inputs.zeros_like();
+        self.memory = self.memory.zeros_like();
+    }
+
     /// Taken out, so that nothing else holds it and it is changed in place.
     pub(super) fn take_memory(&mut self) -> Tensor<3> {
         let empty = Tensor::zeros([0; 3], (&self.memory.device(), DType::F32));
@@ -120,16 +127,41 @@ impl LayerCache {
 
     /// Whether it can only forget all tokens.
     pub(super) fn is_state(&self) -> bool {
-        matches!(self, Self::State(_))
+        matches!(self, Self::State(_) | Self::Both(..))
+    }
+
+    /// What layers of these sublayers' caches keep.
+    pub(super) fn of_all(caches: impl Iterator<Item = Self>) -> Self {
+        caches.fold(Self::Nothing, |all, cache| match (all, cache) {
+            (Self::State(state), Self::KeyValues(cache)) | (Self::KeyValues(cache), Self::State(state)) => {
+                Self::Both(cache, state)
+            }
+            (_, cache) => cache,
+        })
+    }
+
+    fn key_values(&mut self) -> Option<&mut KeyValueCache> {
+        match self {
+            Self::KeyValues(cache) | Self::Both(cache, _) => Some(cache),
+            Self::Latents(_) | Self::State(_) | Self::Nothing => None,
+        }
+    }
+
+    fn own_state(&mut self) -> Option<&mut RecurrentState> {
+        match self {
+            Self::State(state) | Self::Both(_, state) => Some(state),
+            Self::KeyValues(_) | Self::Latents(_) | Self::Nothing => None,
+        }
     }
 
     /// Forgets all tokens but the first `num_tokens`; a state forgets all.
     pub(super) fn truncate(&mut self, num_tokens: usize) {
         match self {
             Self::KeyValues(cache) | Self::Latents(cache) => cache.truncate(num_tokens),
-            Self::State(state) => {
-                state.inputs = state.inputs.zeros_like();
-                state.memory = state.memory.zeros_like();
+            Self::State(state) => state.forget(),
+            Self::Both(cache, state) => {
+                cache.truncate(num_tokens);
+                state.forget();
             }
             Self::Nothing => {}
         }
@@ -148,7 +180,7 @@ impl TextLayouts {
     /// Of texts with so many new tokens each, whose layers keep `caches`; none where these have no states.
     pub(super) fn of(caches: &[LayerCache], lengths: &[usize]) -> Vec<Self> {
         let num_inputs = caches.iter().find_map(|cache| match cache {
-            LayerCache::State(state) => Some(state.inputs.dims()[0]),
+            LayerCache::State(state) | LayerCache::Both(_, state) => Some(state.inputs.dims()[0]),
             _ => None,
         });
         let Some(num_inputs) = num_inputs else { return Vec::new() };
@@ -180,11 +212,7 @@ pub(super) struct InCaches<'a> {
 
 impl TokenMixing for InCaches<'_> {
     fn attention(&mut self, qkv @ [q, k, v]: [&Tensor<2>; 3], heads: Heads) -> Attended {
-        let caches = self.caches.iter_mut().filter_map(|cache| match &mut **cache {
-            LayerCache::KeyValues(cache) => Some(cache),
-            LayerCache::Latents(_) | LayerCache::State(_) | LayerCache::Nothing => None,
-        });
-        let mut caches: Vec<_> = caches.collect();
+        let mut caches: Vec<_> = self.caches.iter_mut().filter_map(|cache| cache.key_values()).collect();
         if !self.is_appended && !caches.is_empty() {
             append_each(self.place, &mut caches, self.lengths, [k, v]);
         }
@@ -210,8 +238,7 @@ impl TokenMixing for InCaches<'_> {
         let texts = self.caches.iter_mut().zip(self.lengths).zip(self.layouts);
         let outputs = texts.filter_map(|((cache, length), layouts)| {
             end += length;
-            let LayerCache::State(state) = &mut **cache else { return None };
-            Some(next(end - length..end, state, layouts))
+            Some(next(end - length..end, cache.own_state()?, layouts))
         });
         Tensor::cat(outputs.collect(), 0)
     }

@@ -162,14 +162,15 @@ impl Sublayer {
         // What is centred, in `f32`, and what is made of that.
         let centred = match by.norm_kind {
             NormKind::Rms => 0,
-            NormKind::Layer => {
+            NormKind::Layer | NormKind::LayerWithoutBias => {
                 3 * by.hidden_size * Dtype::F32.num_bytes() / by.place.activation_dtype(by.dtype).num_bytes()
             }
         };
         SublayerSizes {
             kept: inside.kept + by.hidden_size + of_norms,
             forward: inside.forward + centred,
-            backward: inside.backward + centred,
+            // What both are added to has a gradient of its own.
+            backward: inside.backward + centred + if self.is_beside { by.hidden_size } else { 0 },
         }
     }
 }

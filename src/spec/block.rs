@@ -38,6 +38,8 @@ pub enum Role {
     /// All tokens pass it. It takes an adapter.
     #[default]
     Linear,
+    /// Likewise, but that transformers reads its bare weight past an adapter, which PEFT refuses. It stays frozen.
+    Bare,
     /// It chooses among experts. It stays frozen.
     Router,
     /// It belongs to one of `num_experts` experts, of which a token passes `num_per_token`. It stays frozen.
@@ -47,6 +49,14 @@ pub enum Role {
         /// Experts of the layer.
         num_experts: usize,
     },
+}
+
+impl Role {
+    /// Whether all tokens pass it, and it chooses nothing.
+    #[must_use]
+    pub fn is_plain(self) -> bool {
+        matches!(self, Self::Linear | Self::Bare)
+    }
 }
 
 impl Site {
@@ -61,7 +71,7 @@ impl Site {
     pub fn num_active_weights(&self) -> f64 {
         let share = match self.role {
             Role::Expert { num_per_token, num_experts } => as_f64(num_per_token) / as_f64(num_experts),
-            Role::Linear | Role::Router => 1.0,
+            Role::Linear | Role::Bare | Role::Router => 1.0,
         };
         as_f64(self.num_weights()) * share
     }
@@ -85,8 +95,12 @@ pub struct Sublayer {
     pub norm_before: Option<&'static str>,
     /// Name within the block of the norm of its output, before that is added to the residual stream.
     pub norm_after: Option<&'static str>,
+    /// Factor of its normed input (Falcon-H1); absent: 1.
+    pub input_scale: Option<f64>,
     /// Factor of its output, before that is added to the residual stream (Granite); absent: 1.
     pub output_scale: Option<f64>,
+    /// It takes the residual stream that the sublayer in front of it takes, beside that one (Cohere).
+    pub is_beside: bool,
     /// What it computes between the norms.
     pub kind: SublayerKind,
 }
@@ -223,11 +237,13 @@ pub enum Activation {
 }
 
 /// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`. Without a gate, the square of `max(x, 0)` (So et al., 2021)
-/// is `max(x, 0)` with `up` as its gate.
+/// is `max(x, 0)` with `up` as its gate, and another activation is that of `up` alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gated {
     /// What it computes of the gate.
     pub activation: Activation,
+    /// Factor of the gate before that (Falcon-H1); absent: 1.
+    pub gate_scale: Option<f64>,
     /// Width inside it.
     pub intermediate_size: usize,
     /// The projections of its input to the gate and to what it multiplies.
@@ -249,6 +265,8 @@ pub struct Mixture {
     pub num_per_token: usize,
     /// The experts.
     pub experts: Vec<Gated>,
+    /// The projections of their input to what is narrower, and of their sum back (Nemotron 3 Super); absent: there are none.
+    pub latent: Option<[SiteId; 2]>,
     /// What every token passes beside them.
     pub shared: Option<SharedExpert>,
 }
@@ -449,7 +467,11 @@ impl Block {
                 .into_iter()
                 .flat_map(move |widths| attention.norm_names.into_iter().zip(widths).take(num_norms))
         });
-        let around = self.sublayers.iter().flat_map(|sublayer| [sublayer.norm_before, sublayer.norm_after]);
+        let around = self.sublayers.iter().enumerate().flat_map(|(index, sublayer)| {
+            // Sublayers beside each other may have one.
+            let is_shared = sublayer.is_beside && self.sublayers[index - 1].norm_before == sublayer.norm_before;
+            [sublayer.norm_before.filter(|_| !is_shared), sublayer.norm_after]
+        });
         let branches = self.two_branches().map(|_| BRANCH_NORMS).into_iter().flatten().flatten();
         let of_latents = self.attention().into_iter().flat_map(Attention::latent_norms);
         of_heads.chain(of_latents).chain(around.flatten().chain(branches).map(move |name| (name, hidden_size)))
@@ -486,8 +508,14 @@ pub const LFM2_NAMES: [&str; 4] = ["self_attn.out_proj", "feed_forward.w1", "fee
 /// Names of the feed-forward layers of Granite 4: gate and up in one, and down.
 pub const SHARED_MLP_NAMES: [&str; 2] = ["shared_mlp.input_linear", "shared_mlp.output_linear"];
 
+/// Names of the feed-forward layers of Starcoder 2, which has no gate.
+pub const PLAIN_MLP_NAMES: [&str; 2] = ["mlp.c_fc", "mlp.c_proj"];
+
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
+
+/// Names of the projections around the experts of Nemotron 3 Super.
+pub const LATENT_EXPERT_NAMES: [&str; 2] = ["mixer.fc1_latent_proj", "mixer.fc2_latent_proj"];
 
 /// Name of what the sigmoid that a shared expert is multiplied by is made with.
 pub const SHARED_GATE: &str = "mlp.shared_expert_gate";

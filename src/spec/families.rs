@@ -3,8 +3,8 @@
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
 use super::family::{
-    AttentionExtra, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales,
-    Windows,
+    Arrangement, AttentionExtra, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes,
+    Scales, Windows,
 };
 use super::{DeltaHeads, LFM2_NAMES, NormKind, RopeAxes, RopePairs, SITE_NAMES};
 
@@ -12,8 +12,10 @@ pub(super) use lacking::LACKING;
 pub(super) use wrappers::WRAPPERS;
 
 mod dense;
+mod hybrid;
 mod lacking;
 mod latent;
+mod layer_norm;
 mod mixtures;
 mod wrappers;
 
@@ -42,7 +44,8 @@ const LLAMA: Family = Family {
     windows: Windows::Never,
     delta_heads: None,
     has_short_convs: false,
-    has_state_spaces: false,
+    state_spaces: None,
+    arrangement: Arrangement::InTurn,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     local_rope_theta: None,
@@ -118,6 +121,7 @@ const QWEN2_EXPERTS: Experts = Experts {
     shared: Some(5632),
     norm_topk_prob: Some(false),
     has_biases: false,
+    beside_dense: false,
     names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
     router: None,
     form: ExpertForm::Joined,
@@ -183,6 +187,7 @@ const GEMMA4: Family = Family {
         shared: None,
         norm_topk_prob: None,
         has_biases: false,
+        beside_dense: false,
         names: ["router.proj", "experts", "gate_proj", "up_proj", "down_proj"],
         router: None,
         form: ExpertForm::Joined,
@@ -340,6 +345,7 @@ pub(super) static FAMILIES: &[Family] = &[
             shared: None,
             norm_topk_prob: None,
             has_biases: false,
+            beside_dense: false,
             names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
             router: None,
             form: ExpertForm::Apart,
@@ -365,6 +371,7 @@ pub(super) static FAMILIES: &[Family] = &[
             shared: None,
             norm_topk_prob: None,
             has_biases: true,
+            beside_dense: false,
             names: ["mlp.router", "mlp.experts", "gate_proj", "up_proj", "down_proj"],
             router: None,
             form: ExpertForm::InTurn,
@@ -498,7 +505,15 @@ pub(super) static FAMILIES: &[Family] = &[
     dense::ARCEE,
     dense::JAIS2,
     dense::HELIUM,
-    dense::GRANITE_HYBRID,
+    hybrid::GRANITE_HYBRID,
+    hybrid::NEMOTRON_H,
+    hybrid::FALCON_H1,
+    layer_norm::COHERE,
+    layer_norm::COHERE2,
+    layer_norm::STABLELM,
+    layer_norm::STARCODER2,
+    layer_norm::HUNYUAN,
+    layer_norm::HUNYUAN_MOE,
     dense::OLMO3,
     mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,

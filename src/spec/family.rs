@@ -2,6 +2,7 @@
 
 use super::block::Activation;
 use super::block::attention::QueryKeyNorms;
+use super::state_space::StateNames;
 use super::{DeltaHeads, FUSED_NAMES, HEAD_NORMS, NormKind, RopeAxes, RopePairs, SITE_NAMES};
 
 /// What varies between families, and the values that transformers assumes if a config lacks a key.
@@ -11,7 +12,7 @@ pub(crate) struct Family {
     pub(super) architecture: &'static str,
     pub(super) names: FamilyNames,
     pub(super) biases: Biases,
-    /// How queries and keys are normed before the rotary embedding.
+    /// How queries and keys are normed.
     pub(super) qk_norms: Option<QueryKeyNorms>,
     pub(crate) no_rope: NoRope,
     /// The norms before and after the attention, and before and after the feed-forward layer.
@@ -47,7 +48,8 @@ pub(crate) struct Family {
     /// Layers that `layer_types` calls `conv` have a gated short convolution in place of attention.
     pub(super) has_short_convs: bool,
     /// Layers that `layer_types` calls `mamba` or `linear_attention` have a state space in place of attention.
-    pub(super) has_state_spaces: bool,
+    pub(super) state_spaces: Option<StateSpaces>,
+    pub(crate) arrangement: Arrangement,
     pub(super) rms_norm_eps: f64,
     /// Base of the rotary frequencies where the config has none.
     pub(super) rope_theta: f64,
@@ -79,6 +81,45 @@ impl Family {
     }
 }
 
+/// How the sublayers of a layer follow each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrangement {
+    /// What mixes tokens, then what feeds forward.
+    InTurn,
+    /// Both take the same, normed once.
+    Beside,
+    /// The same where this key says so.
+    BesideIf(&'static str),
+    /// One of them, which `layers_block_type` names, or a letter of `hybrid_override_pattern` (Nemotron-H).
+    OneEach,
+    /// A state space and attention take the same, normed once; then what feeds forward (Falcon-H1).
+    MixersBeside,
+}
+
+/// A family's state spaces: the keys of their shape, with values where absent.
+#[derive(Clone, Copy)]
+pub(super) struct StateSpaces {
+    /// Numbers of heads and of their groups, width of a head and of a state, and tokens that the convolution sees.
+    pub(super) counts: [(&'static str, usize); 5],
+    /// `mamba_d_ssm` is the width of all heads, this where absent; where null or not here, it is `mamba_expand` times `hidden_size`.
+    pub(super) width: Option<usize>,
+    /// The width of a head is that over the number of heads where it is absent or `auto`.
+    pub(super) divides: bool,
+    /// Whether `mamba_rms_norm` decides about the norm behind the gate.
+    pub(super) asks_for_norm: bool,
+    /// The key of whether the projection of the output adds a bias, where it has its own.
+    pub(super) output_bias: Option<&'static str>,
+    /// Whether the convolution adds a bias, true where absent, and whether the projections do, false where absent.
+    pub(super) biases: [&'static str; 2],
+    /// The activation behind the convolution.
+    pub(super) activation: &'static str,
+    /// The least strength, with its value where absent. Without it, `time_step_limit` has both bounds.
+    pub(super) least: Option<(&'static str, f64)>,
+    pub(super) names: &'static StateNames,
+    /// Whether its kernel reads the bare weight of its output's projection in transformers: PEFT refuses an adapter on that.
+    pub(super) is_output_bare: bool,
+}
+
 /// A model around a language model, which is the part that is trained.
 pub(super) struct Wrapper {
     pub(super) model_type: &'static str,
@@ -97,6 +138,10 @@ pub(crate) enum NoRope {
     LastOf(usize),
     /// All, unless `position_embedding_type` is `rope` (Granite 4).
     UnlessNamed,
+    /// All.
+    All,
+    /// Those without a window (Cohere 2).
+    Full,
 }
 
 /// Scalings of rotary frequencies that one family has, or has in its own way.
@@ -111,6 +156,8 @@ pub(crate) enum OwnRopes {
     Ministral,
     /// Layers with a window have the base of the others, without their scaling.
     Olmo,
+    /// A `dynamic` one with `alpha` has a larger base alone.
+    Hunyuan,
     /// Tokens have three positions, with these sections where the config has none.
     Axes(RopeAxes),
 }
@@ -178,6 +225,8 @@ pub(super) struct FamilyNames {
     pub(super) head_norms: [&'static str; 2],
     /// What is gate and up in one.
     pub(super) gate_up: &'static str,
+    /// The module of the embedding within `model`, which files call so too; absent: `embed_tokens`. Files may call `model` `backbone`.
+    pub(super) embedding: Option<&'static str>,
     /// The norm before the head.
     pub(super) last_norm: &'static str,
     /// The key of what is added to the mean square in norms.
@@ -190,6 +239,7 @@ impl FamilyNames {
         sites: SITE_NAMES,
         head_norms: HEAD_NORMS,
         gate_up: FUSED_NAMES[1],
+        embedding: None,
         last_norm: "model.norm",
         norm_eps: "rms_norm_eps",
     };
@@ -240,6 +290,9 @@ pub(crate) struct Experts {
     pub(super) norm_topk_prob: Option<bool>,
     /// Whether router and experts add biases.
     pub(super) has_biases: bool,
+    /// What would be the feed-forward layer is a shared expert without a gate (Granite 4); `num_local_experts` may be 0, and
+    /// `intermediate_size` is that of experts.
+    pub(super) beside_dense: bool,
     /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
     pub(super) names: [&'static str; 5],
     pub(crate) router: Option<Router>,
@@ -272,7 +325,7 @@ pub(crate) struct Router {
     pub(crate) bias: Option<(&'static str, Option<&'static str>)>,
     /// `n_group`, `topk_group` and `routed_scaling_factor` have a say. Absent: they do not.
     pub(crate) groups: Option<RouterGroups>,
-    /// Name within the block of the shared experts, and the key of their number.
+    /// Name within the block of the shared experts, and the key of their number, or of the width of all.
     pub(crate) shared: Option<(&'static str, &'static str)>,
     /// The key of the first layer with a mixture, and its value where absent.
     pub(crate) first: Option<(&'static str, usize)>,
@@ -308,6 +361,11 @@ pub(crate) enum Scales {
     Depth,
     /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
     Multipliers,
+    /// Scores: over the root of the width of a head. Logits: by `logit_scale`, 0.0625 where absent (Cohere). Others: by 1.
+    Logits,
+    /// Scores: over the root of the width of a head, times `key_multiplier`. Embeddings: by `embedding_multiplier`. Logits: by
+    /// `lm_head_multiplier`. Parts of sublayers have some, too (Falcon-H1).
+    Parts,
 }
 
 /// Which linear layers add a bias.

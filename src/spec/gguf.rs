@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 
 use super::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS, GATED_NORM};
 use super::families::FAMILIES;
-use super::family::{Biases, Family, GgufWindows, OwnRopes, Router, Scales};
+use super::family::{Arrangement, Biases, Family, GgufWindows, OwnRopes, Router, Scales};
 use super::{
     BLOCK_SCALE, Block, EXPERT_SCALES, Method, ModelConfig, NormKind, ROUTER_SCALE, RopeScaling, SINKS,
     StoredQuantisation, name_alone,
@@ -24,7 +24,7 @@ pub use rope::{MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 55] = [
+const MODULES: [(&str, &str); 63] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -72,6 +72,14 @@ const MODULES: [(&str, &str); 55] = [
     ("operator_norm", "attn_norm"),
     ("ffn_norm", "ffn_norm"),
     ("self_attn.out_proj", "attn_output"),
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+    ("mlp.gate.wg", "ffn_gate_inp"),
+    ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
     ("self_attn.q_layernorm", "attn_q_norm"),
     ("self_attn.k_layernorm", "attn_k_norm"),
     ("feed_forward.w1", "ffn_gate"),
@@ -123,6 +131,9 @@ pub const MULTIPLIERS: [(&str, &str); 4] = [
     ("residual_multiplier", "residual_scale"),
     ("logits_scaling", "logit_scale"),
 ];
+
+/// What logits are multiplied by, in `config.json` and behind the architecture, for Cohere.
+pub const LOGIT_SCALE: &str = "logit_scale";
 
 /// Counts of `config.json`, their keys in GGUF behind the architecture, and whether a file must have them.
 const COUNTS: [(&str, &str, bool); 7] = [
@@ -358,6 +369,15 @@ fn of_tensors(file: &GgufFile, family: &Family, json: &mut Map<String, serde_jso
         json.insert("attention_bias".to_owned(), json!(tensors.contains_key("blk.0.attn_q.bias")));
         json.insert("mlp_bias".to_owned(), json!(tensors.contains_key("blk.0.ffn_up.bias")));
     }
+    if let Biases::Keys(keys) = family.biases {
+        let modules = ["attn_q", "attn_output", "ffn_up"].map(|module| format!("blk.0.{module}.bias"));
+        let keys = keys.into_iter().zip(modules);
+        json.extend(keys.map(|((key, _), bias)| (key.to_owned(), json!(tensors.contains_key(&bias)))));
+    }
+    if let Arrangement::BesideIf(key) = family.arrangement {
+        // Sublayers beside each other have one norm.
+        json.insert(key.to_owned(), json!(!tensors.contains_key("blk.0.ffn_norm.weight")));
+    }
     Ok(())
 }
 
@@ -375,7 +395,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let norm = norm_key(family.norm_kind);
     let norm_eps = file.number(&key(norm)).ok_or_else(|| missing(file, &key(norm)))?;
     json.insert("rms_norm_eps".to_owned(), json!(norm_eps));
-    json.insert("norm_eps".to_owned(), json["rms_norm_eps"].clone());
+    json.insert(family.names.norm_eps.to_owned(), json["rms_norm_eps"].clone());
     json.insert("rope_theta".to_owned(), json!(file.number(&key("rope.freq_base")).unwrap_or(10_000.0)));
     let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
     let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
@@ -410,6 +430,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     if is_gemma4 {
         gemma4::read(file, &key, &mut json)?;
     }
+    if family.scales == Scales::Logits {
+        json.extend(file.number(&key(LOGIT_SCALE)).map(|scale| (LOGIT_SCALE.to_owned(), json!(scale))));
+    }
     if family.scales == Scales::Multipliers {
         let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
         json.extend(of_file.into_iter().flatten());
@@ -426,7 +449,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
             // Those before Ministral 3.
             OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
-            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo | OwnRopes::Axes(_) => {}
+            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo | OwnRopes::Hunyuan | OwnRopes::Axes(_) => {}
         },
     }
     of_tensors(file, family, &mut json)?;
@@ -439,7 +462,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
 #[must_use]
 pub fn norm_key(kind: NormKind) -> &'static str {
     match kind {
-        NormKind::Layer => "attention.layer_norm_epsilon",
+        NormKind::Layer | NormKind::LayerWithoutBias => "attention.layer_norm_epsilon",
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
     }
 }

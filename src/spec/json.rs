@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use self::layers::Widths;
+use self::layers::{Layer, PartFactors, Widths};
 use super::block::Activation;
 use super::block::attention::Heads;
 use super::families::{FAMILIES, LACKING, WRAPPERS};
-use super::family::{AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
-use super::{ModelConfig, stored};
+use super::family::{Arrangement, AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
+use super::{ModelConfig, NormKind, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
@@ -103,12 +103,13 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let intermediate = if family.has_short_convs && family.experts.is_none() {
         lfm2_width(json)
     } else if family.no_rope == NoRope::UnlessNamed {
-        json.only("num_local_experts", "0", |value| value.number() == Some(0.0));
         json.count("shared_intermediate_size", 1024, 1..=1 << 22)
     } else {
         count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22)
     };
-    let num_hidden_layers = json.required_count("num_hidden_layers", 1..=4096);
+    let kinds = if family.arrangement == Arrangement::OneEach { layers::kinds_of_each(json) } else { Vec::new() };
+    let num_hidden_layers =
+        if kinds.is_empty() { json.required_count("num_hidden_layers", 1..=4096) } else { kinds.len() };
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
     let latent = latent::widths(json, family, hidden);
@@ -120,9 +121,13 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let delta_net = delta_net::shape(json, family);
     let qk_norms = family.qk_norms.filter(|_| family.model_type != "glm4_moe" || json.boolean("use_qk_norm", false));
     let (short_conv, activation) = (short_conv(json, family), activation(json, family));
-    let mut layers = layers::layers(json, family, num_hidden_layers);
-    let has_spaces = family.has_state_spaces && layers.iter().any(|layer| layer.has_other);
-    let state_space = has_spaces.then(|| state_space::shape(json, hidden));
+    let mut layers = if kinds.is_empty() {
+        layers::layers(json, family, num_hidden_layers)
+    } else {
+        kinds.into_iter().map(Layer::alone).collect()
+    };
+    let of_spaces = family.state_spaces.as_ref().filter(|_| layers.iter().any(|layer| layer.has_other));
+    let state_space = of_spaces.map(|keys| state_space::shape(json, keys, hidden));
     let gemma4 = layers::gemma4::read(json, family, &mut layers, heads);
     let head_dims = match latent {
         Some(LatentWidths { of_head: [_, turning, _], .. }) => [turning; 2],
@@ -148,6 +153,8 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         biases,
         output_scale,
         mixtures,
+        arrangement: arrangement(json, family),
+        factors: PartFactors::read(json, family),
     };
     let layers = layers.into_iter().enumerate();
     ModelConfig {
@@ -219,9 +226,18 @@ fn lacking(name: &str) -> String {
 }
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
-                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4 (dense), \
-                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Seed-OSS and the text of Qwen2-VL \
+                            Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4, \
+                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Falcon-H1, Cohere, StableLM, Starcoder 2, Hunyuan, Seed-OSS and the text of Qwen2-VL \
                             to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
+
+/// How the sublayers of a layer follow each other, without a key.
+fn arrangement(json: &mut Section, family: &Family) -> Arrangement {
+    match family.arrangement {
+        Arrangement::BesideIf(key) if json.boolean(key, false) => Arrangement::Beside,
+        Arrangement::BesideIf(_) => Arrangement::InTurn,
+        other => other,
+    }
+}
 
 /// A count that must be given, unless the family has a default.
 fn count_or(json: &mut Section, key: &'static str, default: Option<usize>, most: usize) -> usize {
@@ -274,13 +290,18 @@ fn heads(json: &mut Section, family: &Family, hidden: usize, latent: Option<Late
     let head_dim = family.head_dim.filter(|_| !is_null).unwrap_or((hidden / num_heads).max(1));
     let head_dim = json.count("head_dim", head_dim, 1..=1 << 16);
     if json.is_sound() {
-        // Qwen3.5 27B has 24 heads in a width of 5120.
-        let divided = (family.delta_heads.is_none() && family.scales != Scales::Embeddings).then_some(hidden);
+        // Qwen3.5 27B has 24 heads in a width of 5120, Falcon-H1 1.5B Deep 6 in one of 1280.
+        let is_free =
+            family.delta_heads.is_some() || family.state_spaces.is_some() || family.scales == Scales::Embeddings;
+        let divided = (!is_free).then_some(hidden);
         check_heads(json, divided, num_heads, num_kv_heads, head_dim);
     }
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
     let scale = match family.scales {
-        Scales::HeadWidth | Scales::EmbeddingsAndHeads | Scales::Depth => 1.0 / (head_dim as f64).sqrt(),
+        Scales::Parts => json.number("key_multiplier", 1.0, MULTIPLIER) / (head_dim as f64).sqrt(),
+        Scales::HeadWidth | Scales::EmbeddingsAndHeads | Scales::Depth | Scales::Logits => {
+            1.0 / (head_dim as f64).sqrt()
+        }
         Scales::QueryScalar(scalar) => 1.0 / json.number("query_pre_attn_scalar", scalar, MULTIPLIER).sqrt(),
         Scales::Embeddings => 1.0,
         Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
@@ -295,6 +316,11 @@ const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 fn multipliers(json: &mut Section, family: &Family, hidden: usize, num_layers: usize) -> [Option<f64>; 3] {
     match family.scales {
         Scales::HeadWidth => [None; 3],
+        Scales::Logits => [None, None, Some(1.0 / json.number("logit_scale", 0.0625, MULTIPLIER))],
+        Scales::Parts => {
+            let of_logits = json.number("lm_head_multiplier", 1.0, MULTIPLIER);
+            [Some(json.number("embedding_multiplier", 1.0, MULTIPLIER)), None, Some(1.0 / of_logits)]
+        }
         Scales::QueryScalar(_) | Scales::Embeddings | Scales::EmbeddingsAndHeads => {
             [Some((hidden as f64).sqrt()), None, None]
         }
@@ -333,14 +359,21 @@ fn soft_caps(json: &mut Section, family: &Family) -> [Option<f64>; 2] {
 fn refuse_unsupported(json: &mut Section, family: &Family) {
     json.only("swiglu_alpha", "1.702", |value| value.number() == Some(1.702));
     json.only("swiglu_limit", "7.0", |value| value.number() == Some(7.0));
-    json.only("use_bias", "false", |value| *value == Value::Boolean(false));
-    // Those of all published Seed-OSS are 0.1.
-    for key in
-        ["attention_dropout", "resid_pdrop", "embd_pdrop"].into_iter().filter(|_| family.model_type != "seed_oss")
+    if !matches!(family.biases, Biases::Keys([("use_bias", _), ..])) {
+        json.only("use_bias", "false", |value| *value == Value::Boolean(false));
+    }
+    // Those of all published Seed-OSS and Starcoder 2 are 0.1.
+    let are_ignored = matches!(family.model_type, "seed_oss" | "starcoder2");
+    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"].into_iter().filter(|_| !are_ignored)
     {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
     json.only("clip_qkv", "null", |_| false);
+    if family.norm_kind != NormKind::Rms {
+        for key in ["use_qk_norm", "qk_layernorm"] {
+            json.only(key, "false: LayerNorms of heads are not computed here", |value| *value == Value::Boolean(false));
+        }
+    }
     if family.attention_extra == AttentionExtra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }
@@ -356,7 +389,7 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
     if family.has_short_convs {
         return default;
     }
-    if !family.gated {
+    if !family.gated && default == Activation::Relu {
         json.only(key, "\"relu2\"", |value| value.text() == Some("relu2"));
         return default;
     }

@@ -96,12 +96,12 @@ impl Importance {
             let watch = Watch::new(quantised.clone().map(|(id, _)| id).collect());
             embedded.through(model, (layer, &block), adapters, Some(&watch));
             // Some experts may be given no token.
-            for (id, site) in quantised.filter(|(_, site)| site.role != Role::Linear) {
+            for (id, site) in quantised.filter(|(_, site)| !site.role.is_plain()) {
                 self.sums.entry((layer, id)).or_insert_with(|| Sums::none(site.shape[1]));
             }
             for (site, x) in watch.seen() {
                 // The tokens of an expert are those that it was given.
-                let is_linear = sites[site].role == Role::Linear;
+                let is_linear = sites[site].role.is_plain();
                 let x: Tensor<2> = if is_linear { x.select(0, tokens.clone()) } else { x };
                 let x = x.cast(DType::F32);
                 let num_tokens = x.dims()[0];

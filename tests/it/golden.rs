@@ -418,8 +418,8 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
 }
 
 /// Families of which PEFT 0.21 takes names of shared experts and dense layers for those of experts, and leaves out their adapters.
-const TAKEN_FOR_EXPERTS: [&str; 6] =
-    ["glm4_moe", "dots1", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"];
+const TAKEN_FOR_EXPERTS: [&str; 7] =
+    ["glm4_moe", "dots1", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "hunyuan_v1_moe"];
 
 #[test]
 #[ignore = "needs LORA_TRAIN_PYTHON, a Python with peft (scripts/setup_python.sh)"]

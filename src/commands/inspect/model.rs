@@ -16,7 +16,7 @@ use crate::hub::Location;
 use crate::model::weights::Weights;
 use crate::run::inputs::{ModelParts, WeightsFrom, tokenizer};
 use crate::schema::Problem;
-use crate::spec::{Block, DeltaHeads, Heads, Method, Mixture, ModelConfig, Role, Rope, StateHeads};
+use crate::spec::{Block, DeltaHeads, Heads, Method, Mixture, ModelConfig, Rope, StateHeads};
 use crate::util::failure::Failure;
 use crate::util::gguf::{GgufFile, is_gguf, only_gguf};
 use crate::util::stats::as_f64;
@@ -194,7 +194,7 @@ impl Shown<'_> {
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, inside) = self.first_block();
         let attentions = || config.blocks.iter().filter_map(Block::attention);
         let mixture = config.blocks.iter().find_map(Block::mixture);
-        let biases = config.blocks[0].sites.iter().filter(|site| site.role == Role::Linear);
+        let biases = config.blocks[0].sites.iter().filter(|site| site.role.is_plain());
         json!({
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,

@@ -127,6 +127,30 @@ fn with_states() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
+/// A layer with a state space, attention beside it, and factors of both.
+fn with_mixers_beside() -> ModelConfig {
+    let json = r#"{"model_type": "falcon_h1", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_d_ssm": 80, "mamba_n_heads": 8,
+        "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_rms_norm": true, "mamba_norm_before_gate": false,
+        "mlp_multipliers": [0.7, 0.8], "ssm_multipliers": [0.7, 1.6, 0.8, 0.9, 0.5], "key_multiplier": 0.6,
+        "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.5, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
+/// A layer whose attention and feed-forward layer, without a gate, are beside each other; heads are normed when they have turned.
+fn beside() -> ModelConfig {
+    let json = r#"{"model_type": "starcoder2", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}"#;
+    let mut config = ModelConfig::from_json(json).unwrap();
+    for sublayer in &mut config.blocks[0].sublayers {
+        match &mut sublayer.kind {
+            spec::SublayerKind::Attention(attention) => attention.query_key_norms = Some(spec::QueryKeyNorms::Turned),
+            _ => sublayer.is_beside = true,
+        }
+    }
+    config
+}
+
 /// One of four layers of Gemma 4: both of the first share their keys and values, which the others use; values may be keys where
 /// there is no window, and the feed-forward layer may have experts beside it.
 fn gemma4(layer: usize, values_are_keys: bool, has_experts: bool) -> ModelConfig {
@@ -338,6 +362,9 @@ fn compare_all(device: &Device) {
     compare(device, &by_key_head(), None);
     compare(device, &with_states(), None);
     compare(device, &with_states(), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
+    compare(device, &with_mixers_beside(), None);
+    compare(device, &beside(), None);
+    compare(device, &beside(), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &with_latents(None), None);
     compare(device, &with_latents(Some(24)), None);
     compare(device, &with_latents(Some(24)), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));

@@ -18,7 +18,7 @@ use crate::ops::head_norm::{
 use crate::ops::linear::InputGrad;
 use crate::ops::output_gate::{gate_output, gate_output_backward};
 use crate::ops::rotary::rotate;
-use crate::spec::{self, Qkv, SINKS};
+use crate::spec::{self, Qkv, QueryKeyNorms, SINKS};
 
 /// An attention and its own frozen weights.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ struct AttentionKept {
     latents: Option<Latents>,
     /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
     before_head_norms: Option<([Tensor<2>; 2], Factors)>,
+    /// Queries and keys behind the rotary embedding, where they are normed there.
+    turned: Option<[Tensor<2>; 2]>,
     /// Values before their norm, where the family has one and they are no other layer's.
     before_value_norm: Option<Tensor<2>>,
     /// Of the output, where the family has one, `[tokens, num_heads * head_dim]`.
@@ -137,6 +139,7 @@ impl Compute for AttentionWeights {
                 v,
                 latents,
                 before_head_norms: None,
+                turned: None,
                 before_value_norm: None,
                 gate: None,
                 attended,
@@ -163,6 +166,13 @@ impl Compute for AttentionWeights {
             Some(rope) => grown(q, rope, context),
             None => q,
         };
+        let ([q, k], turned) = match self.norms_behind() {
+            Some([of_q, of_k]) => {
+                let normed = [(&q, of_q), (&k, of_k)].map(|(x, of)| norm_values(context.place(), x, of, context.eps));
+                (normed, Some([q, k]))
+            }
+            None => ([q, k], None),
+        };
         let ([k, v], before_value_norm) = match (context.inputs.key_values, &self.value_norm) {
             (Some(shared), _) => (shared.clone(), None),
             (None, Some(weight)) => ([k, norm_values(context.place(), &v, weight, context.eps)], Some(v)),
@@ -173,7 +183,7 @@ impl Compute for AttentionWeights {
             Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
             None => attended,
         };
-        AttentionKept { q, k, v, latents: None, before_head_norms, before_value_norm, gate, attended }
+        AttentionKept { q, k, v, latents: None, before_head_norms, turned, before_value_norm, gate, attended }
     }
 
     fn output(&self, kept: &AttentionKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
@@ -185,7 +195,7 @@ impl Compute for AttentionWeights {
         let Backward { dy, x, input_grad } = given;
         let spec::Attention { heads, rope, output, .. } = self.spec;
         let context = linears.context;
-        let AttentionKept { q, k, v, latents, before_head_norms, before_value_norm, gate, attended } = kept;
+        let AttentionKept { q, k, v, latents, before_head_norms, turned, before_value_norm, gate, attended } = kept;
         let o = self.read(gate.as_ref(), &attended.o, context);
         let d_o = linears.backward(output, dy, &o, InputGrad::Fresh).unwrap_or_else(|| o.zeros_like());
         drop(o);
@@ -215,6 +225,11 @@ impl Compute for AttentionWeights {
         let dv = match (&self.value_norm, before_value_norm) {
             (Some(weight), Some(v)) => norm_values_backward(context.place(), dv, &v, weight, context.eps),
             _ => dv,
+        };
+        let [dq, dk] = match (self.norms_behind(), turned) {
+            (Some([of_q, of_k]), Some([q, k])) => [(dq, q, of_q), (dk, k, of_k)]
+                .map(|(grad, x, of)| norm_values_backward(context.place(), grad, &x, of, context.eps)),
+            _ => [dq, dk],
         };
         let [dq, dk] = match (before_head_norms, rope.filter(|_| latents.is_none())) {
             (Some(([q, k], factors)), _) => match self.norms(context, [&q, &k]) {
@@ -282,9 +297,14 @@ impl AttentionWeights {
         Tensor::zeros([q.dims()[0], self.spec.heads.head_dim], (&q.device(), q.dtype()))
     }
 
+    /// The weights of the norms of queries and keys behind the rotary embedding, where they are there.
+    fn norms_behind(&self) -> Option<&[Tensor<1>; 2]> {
+        self.head_norms.as_ref().filter(|_| self.spec.query_key_norms == Some(QueryKeyNorms::Turned))
+    }
+
     fn norms<'a>(&'a self, context: &BlockContext<'a>, qk: [&'a Tensor<2>; 2]) -> Option<HeadNorms<'a>> {
         let spec::Attention { rope, heads, .. } = self.spec;
-        let [q, k] = self.head_norms.as_ref()?;
+        let [q, k] = self.head_norms.as_ref().filter(|_| self.norms_behind().is_none())?;
         Some(HeadNorms { qk, weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape, SublayerSizes};
 use crate::ops::linear::InputGrad;
 use crate::ops::swiglu::{gated, gated_backward};
-use crate::spec::{self, Projections};
+use crate::spec::{self, Activation, Projections};
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
 #[derive(Debug)]
@@ -25,7 +25,8 @@ impl SublayerShape for spec::Gated {
         // In the forward the product of gate and up, and the output beside its residual.
         let (inside, hidden) = (self.intermediate_size, by.hidden_size);
         let kept = if matches!(self.gate_up, Projections::Same(_)) { inside } else { 2 * inside };
-        SublayerSizes { kept, forward: inside + hidden, backward: 3 * inside + 2 * hidden }
+        let ones = if self.is_alone() { inside } else { 0 };
+        SublayerSizes { kept, forward: inside + ones + hidden, backward: 3 * inside + ones + 2 * hidden }
     }
 }
 
@@ -37,7 +38,7 @@ impl Compute for spec::Gated {
     }
 
     fn output(&self, kept: &GatedKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let h = gated(linears.context.place(), self.activation, &kept.gate, &kept.up);
+        let h = gated(linears.context.place(), self.activation, &kept.gate, &self.factor(kept));
         linears.forward(self.down, &h, residual)
     }
 
@@ -49,7 +50,23 @@ impl Compute for spec::Gated {
 impl spec::Gated {
     pub(super) fn inside(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> GatedKept {
         let [gate, up] = linears.project(self.gate_up, x);
-        GatedKept { gate, up }
+        GatedKept { gate: self.scaled(gate), up }
+    }
+
+    /// What the gate's activation is multiplied by: nothing where it is alone.
+    fn factor(&self, kept: &GatedKept) -> Tensor<2> {
+        if self.is_alone() { kept.gate.ones_like() } else { kept.up.clone() }
+    }
+
+    fn is_alone(&self) -> bool {
+        matches!(self.gate_up, Projections::Same(_)) && self.activation != Activation::Relu
+    }
+
+    fn scaled(&self, gate: Tensor<2>) -> Tensor<2> {
+        match self.gate_scale {
+            Some(scale) => gate * scale,
+            None => gate,
+        }
     }
 
     /// [`backward`](Compute::backward), and the scalar product of every token's output and `dy`, `[tokens]`.
@@ -69,17 +86,21 @@ impl spec::Gated {
 
     fn backward_and<R>(
         &self,
-        GatedKept { gate, up }: GatedKept,
+        kept: GatedKept,
         Backward { dy, x, input_grad }: Backward<'_>,
         linears: &mut Linears<'_>,
         look: impl FnOnce(Tensor<2>, &Tensor<2>) -> R,
     ) -> (Option<Tensor<2>>, R) {
         let place = linears.context.place();
+        let up = self.factor(&kept);
+        let gate = kept.gate;
         let h = gated(place, self.activation, &gate, &up);
         let dh = linears.backward(self.down, dy, &h, InputGrad::Fresh);
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
         let seen = look(h, &dh);
         let (dgate, dup) = gated_backward(place, self.activation, &dh, &gate, &up);
+        let dup = if self.is_alone() { dup.zeros_like() } else { dup };
+        let dgate = self.scaled(dgate);
         drop((dh, gate, up));
         (linears.project_backward(self.gate_up, [dgate, dup], &x(), input_grad), seen)
     }

@@ -23,6 +23,8 @@ const MOST_OF_MEAN: usize = 4;
 #[derive(Debug)]
 pub(super) struct MixtureKept {
     experts: KeptExperts,
+    /// The input of the experts and the sum of their outputs, where there are projections around them.
+    latent: Option<[Tensor<2>; 2]>,
     /// Of the shared expert, with the sigmoid that its output is multiplied by, `[tokens, 1]`, if it is.
     shared: Option<(GatedKept, Option<Tensor<2>>)>,
 }
@@ -54,11 +56,13 @@ impl SublayerShape for spec::Mixture {
         let (num_experts, hidden) = (self.experts.len(), by.hidden_size);
         let of_expert = self.experts.first().map_or(SublayerSizes::default(), |gated| gated.sizes(by));
         let shared = self.shared.as_ref().map(|shared| shared.gated.sizes(by)).unwrap_or_default();
+        // At most, what is between the projections around experts.
+        let around = self.latent.map_or(0, |_| 2 * hidden);
         if by.place.has_experts(by.dtype) {
-            let (rows, inside) = (self.num_per_token, of_expert.kept / 2);
+            let (rows, inside) = (self.num_per_token, self.experts.first().map_or(0, |gated| gated.intermediate_size));
             // Probabilities and slopes of sigmoids, and four numbers of each slot, in 32 bits.
             return SublayerSizes {
-                kept: rows * (of_expert.kept + 8) + 4 * num_experts + shared.kept + 1,
+                kept: rows * (of_expert.kept + 8) + 4 * num_experts + shared.kept + 1 + around,
                 forward: 2 * hidden + (rows * (inside + hidden)).max(shared.forward),
                 backward: 3 * hidden + (rows * (3 * inside + hidden).max(2 * (inside + hidden))).max(shared.backward),
             };
@@ -66,7 +70,7 @@ impl SublayerShape for spec::Mixture {
         // One expert at a time, with the rows that it takes.
         let of_one = |size: usize| (size + hidden) * (MOST_OF_MEAN * self.num_per_token).min(num_experts) / num_experts;
         SublayerSizes {
-            kept: self.num_per_token * (of_expert.kept + 3) + 2 * num_experts + shared.kept + 1,
+            kept: self.num_per_token * (of_expert.kept + 3) + 2 * num_experts + shared.kept + 1 + around,
             forward: 2 * hidden + of_one(of_expert.forward).max(shared.forward),
             backward: 3 * hidden + of_one(of_expert.backward).max(shared.backward),
         }
@@ -81,36 +85,19 @@ impl Compute for spec::Mixture {
     }
 
     fn output(&self, kept: &MixtureKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let place = linears.context.place();
         let shared = self.shared.as_ref().zip(kept.shared.as_ref());
         let shared = shared.map(|(shared, (kept, sigmoid))| {
             let output = shared.gated.output(kept, None, linears);
             sigmoid.iter().fold(output, |output, sigmoid| output * sigmoid.clone())
         });
-        let mut y = match (shared, residual) {
+        let y = match (shared, residual) {
             (Some(y), Some(residual)) => Some(y + residual),
             (y, residual) => y.or(residual),
         };
-        let (routing, experts) = match &kept.experts {
-            KeptExperts::Together(sorted, kept) => {
-                let together = of_place(place);
-                let output = self.output_together(together, kept, sorted, linears);
-                let sum = y.unwrap_or_else(|| zeros(sorted.num_tokens(), &output));
-                return together.combine(sum, &output, sorted, true);
-            }
-            KeptExperts::Apart(routing, experts) => (routing, experts),
-        };
-        let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
-        some_at_a_time(
-            place,
-            routing.groups.iter().zip(experts).zip(&adapters),
-            |(((expert, rows), kept), own)| (rows, self.experts[*expert].output(kept, None, &mut with(own))),
-            |(rows, output)| {
-                let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
-                y = Some(scatter_add(place, sum, rows, &output, true));
-            },
-        );
-        y.unwrap_or_else(|| unreachable!("every token has an expert"))
+        match self.latent.zip(kept.latent.as_ref()) {
+            Some(([_, outwards], [_, sum])) => linears.forward(outwards, sum, y),
+            None => self.sum_of_experts(&kept.experts, y, linears),
+        }
     }
 
     fn backward(&self, kept: MixtureKept, given: Backward<'_>, linears: &mut Linears<'_>) -> Option<Tensor<2>> {
@@ -144,6 +131,31 @@ impl spec::Mixture {
         Router { num_per_token, probabilities, choice, bias, scales }
     }
 
+    /// The weighted sum of the outputs of experts, added to `y` if there is one.
+    fn sum_of_experts(&self, experts: &KeptExperts, mut y: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
+        let place = linears.context.place();
+        let (routing, experts) = match experts {
+            KeptExperts::Together(sorted, kept) => {
+                let together = of_place(place);
+                let output = self.output_together(together, kept, sorted, linears);
+                let sum = y.unwrap_or_else(|| zeros(sorted.num_tokens(), &output));
+                return together.combine(sum, &output, sorted, true);
+            }
+            KeptExperts::Apart(routing, experts) => (routing, experts),
+        };
+        let (adapters, with) = (self.adapters_of(&routing.groups, linears), linears.with());
+        some_at_a_time(
+            place,
+            routing.groups.iter().zip(experts).zip(&adapters),
+            |(((expert, rows), kept), own)| (rows, self.experts[*expert].output(kept, None, &mut with(own))),
+            |(rows, output)| {
+                let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
+                y = Some(scatter_add(place, sum, rows, &output, true));
+            },
+        );
+        y.unwrap_or_else(|| unreachable!("every token has an expert"))
+    }
+
     /// [`activations`](Compute::activations) with another input `router_x` of the router.
     pub(super) fn activations_with(
         &self,
@@ -154,9 +166,11 @@ impl spec::Mixture {
     ) -> MixtureKept {
         let place = linears.context.place();
         let scores = linears.forward(self.router, router_x, None);
-        let experts = if let Some(together) = self.together(x, linears) {
+        let narrow = self.latent.map(|[inwards, _]| linears.forward(inwards, x, None));
+        let given = narrow.as_ref().unwrap_or(x);
+        let experts = if let Some(together) = self.together(given, linears) {
             let sorted = experts::route(together, &scores, router);
-            let kept = self.activations_together(together, x, &sorted, linears);
+            let kept = self.activations_together(together, given, &sorted, linears);
             KeptExperts::Together(Box::new(sorted), Box::new(kept))
         } else {
             let routing = route(&scores, router);
@@ -165,7 +179,9 @@ impl spec::Mixture {
             some_at_a_time(
                 place,
                 routing.groups.iter().zip(&adapters),
-                |((expert, rows), own)| self.experts[*expert].inside(&gather(place, x, rows, false), &mut with(own)),
+                |((expert, rows), own)| {
+                    self.experts[*expert].inside(&gather(place, given, rows, false), &mut with(own))
+                },
                 |kept| experts.push(kept),
             );
             KeptExperts::Apart(Box::new(routing), experts)
@@ -174,7 +190,8 @@ impl spec::Mixture {
             let kept = gated.inside(x, linears);
             (kept, gate.map(|gate| activation::sigmoid(linears.forward(gate, x, None))))
         });
-        MixtureKept { experts, shared }
+        let latent = narrow.map(|given| [given, self.sum_of_experts(&experts, None, linears)]);
+        MixtureKept { experts, latent, shared }
     }
 
     /// The gradient of the input without what goes through the router, and that of the router's scores, if `input_grad`.
@@ -186,7 +203,7 @@ impl spec::Mixture {
         linears: &mut Linears<'_>,
         input_grad: bool,
     ) -> Option<(Option<Tensor<2>>, Tensor<2>)> {
-        let (place, MixtureKept { experts, shared }) = (linears.context.place(), kept);
+        let MixtureKept { experts, latent, shared } = kept;
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
             if let Some((gate, sigmoid)) = gate.zip(sigmoid) {
@@ -201,9 +218,31 @@ impl spec::Mixture {
                 dx = gated.backward(kept, Backward { dy, x: &|| x.clone(), input_grad }, linears);
             }
         }
-        if !input_grad && linears.of_experts().is_empty() {
+        if !input_grad && linears.of_experts().is_empty() && self.latent.is_none() {
             return None;
         }
+        let Some(([inwards, outwards], [given, sum])) = self.latent.zip(latent) else {
+            return self.experts_backward((dy, x), experts, dx, linears, input_grad);
+        };
+        let d_sum = linears.backward(outwards, dy, &sum, InputGrad::Fresh);
+        let d_sum = d_sum.unwrap_or_else(|| sum.zeros_like());
+        drop(sum);
+        let (d_given, d_scores) = self.experts_backward((&d_sum, &given), experts, None, linears, true)?;
+        let d_given = d_given.unwrap_or_else(|| given.zeros_like());
+        let dx = linears.backward(inwards, &d_given, x, InputGrad::of(input_grad, dx));
+        input_grad.then_some((dx, d_scores))
+    }
+
+    /// The same of experts alone, from the gradient of the sum of their outputs; the gradient of their input is added to `dx`.
+    fn experts_backward(
+        &self,
+        (dy, x): (&Tensor<2>, &Tensor<2>),
+        experts: KeptExperts,
+        mut dx: Option<Tensor<2>>,
+        linears: &mut Linears<'_>,
+        input_grad: bool,
+    ) -> Option<(Option<Tensor<2>>, Tensor<2>)> {
+        let place = linears.context.place();
         let (routing, experts) = match experts {
             KeptExperts::Together(sorted, kept) => {
                 let together = of_place(place);

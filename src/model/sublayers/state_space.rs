@@ -18,7 +18,6 @@ use crate::ops::state_space::{
     state_space_from,
 };
 use crate::ops::swiglu::{gated, gated_backward};
-use crate::spec::state_space::{STATE_A_LOG, STATE_CONV, STATE_CONV_BIAS, STATE_DT_BIAS, STATE_NORM, STATE_SKIP};
 use crate::spec::{self, Activation};
 
 /// A state space and its own frozen weights, in `f32`.
@@ -34,9 +33,10 @@ struct StateSpace {
     dt_bias: Tensor<1>,
     /// What inputs of heads are multiplied by on the way beside the states, `[1, inner_width]`.
     skip: Tensor<2>,
-    /// Ones as wide as a group, and the weight of the norm, `[1, inner_width]`.
-    ones: Tensor<1>,
-    norm: Tensor<2>,
+    /// Ones as wide as a group, and the weight of the norm, `[1, inner_width]`; absent: there is none.
+    norm: Option<(Tensor<1>, Tensor<2>)>,
+    /// Factors of what the projection of the input makes, `[1, all of it]`, where they are not 1.
+    scales: Option<Tensor<2>>,
 }
 
 /// What the backward needs of the forward; the convolution, the gates and the norm are cheaper to compute again.
@@ -54,20 +54,28 @@ struct StateSpaceKept {
 
 impl SublayerShape for spec::StateSpace {
     fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
-        let (heads, device) = (self.heads, weights.device);
+        let (heads, names, device) = (self.heads, self.names, weights.device);
         let of_heads = |name| weights.vector(name, heads.num_heads);
-        let skip = of_heads(STATE_SKIP)?.reshape([heads.num_heads, 1]).repeat_dim(1, heads.head_dim);
-        let bias = self.has_conv_bias.then(|| weights.vector(STATE_CONV_BIAS, heads.xbc_width()));
+        let skip = of_heads(names.skip)?.reshape([heads.num_heads, 1]).repeat_dim(1, heads.head_dim);
+        let bias = self.has_conv_bias.then(|| weights.vector(names.conv_bias, heads.xbc_width()));
         let inner = heads.inner_width();
+        let norm = self.has_norm.then(|| {
+            let ones = Tensor::ones([inner / heads.num_groups], (device, DType::F32));
+            Ok((ones, weights.vector(names.norm, inner)?.reshape([1, inner])))
+        });
+        let scales = self.scales.map(|scales| {
+            let parts = heads.widths().into_iter().zip(scales);
+            Tensor::cat(parts.map(|(width, scale)| Tensor::full([1, width], scale, (device, DType::F32))).collect(), 1)
+        });
         Ok(Arc::new(StateSpace {
             spec: *self,
-            conv: weights.conv(STATE_CONV, heads.xbc_width(), self.kernel_size)?,
+            conv: weights.conv(names.conv, heads.xbc_width(), self.kernel_size)?,
             conv_bias: bias.transpose()?,
-            a_log: of_heads(STATE_A_LOG)?,
-            dt_bias: of_heads(STATE_DT_BIAS)?,
+            a_log: of_heads(names.a_log)?,
+            dt_bias: of_heads(names.dt_bias)?,
             skip: skip.reshape([1, inner]),
-            ones: Tensor::ones([inner / heads.num_groups], (device, DType::F32)),
-            norm: weights.vector(STATE_NORM, inner)?.reshape([1, inner]),
+            norm: norm.transpose()?,
+            scales,
         }))
     }
 
@@ -105,7 +113,7 @@ impl Compute for StateSpace {
 
     fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> StateSpaceKept {
         let (place, heads) = (linears.context.place(), self.spec.heads);
-        let all = linears.forward(self.spec.input, x, None);
+        let all = self.scaled(linears.forward(self.spec.input, x, None));
         let (inner, xbc_width) = (heads.inner_width(), heads.xbc_width());
         let z = all.clone().narrow(1, 0, inner);
         let xbc = all.clone().narrow(1, inner, xbc_width);
@@ -130,7 +138,7 @@ impl Compute for StateSpace {
     fn output(&self, kept: &StateSpaceKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
         let (place, eps) = (linears.context.place(), linears.context.eps);
         let h = gated(place, Activation::Silu, &kept.z, &kept.y);
-        let (normed, _) = self.normed(place, &h, eps);
+        let normed = self.normed(place, &h, eps).map_or(h, |(normed, _)| normed);
         linears.forward(self.spec.output, &normed, residual)
     }
 
@@ -140,13 +148,17 @@ impl Compute for StateSpace {
         let (place, layout, heads) = (context.place(), context.layout, self.spec.heads);
         let StateSpaceKept { z, xbc, dt, y } = kept;
         let h = gated(place, Activation::Silu, &z, &y);
-        let (normed, rstd) = self.normed(place, &h, context.eps);
-        let d_normed = linears.backward(self.spec.output, dy, &normed, InputGrad::Fresh);
-        let d_normed = d_normed.unwrap_or_else(|| normed.zeros_like());
-        drop(normed);
-        let d_rows = self.by_group(&(d_normed * self.norm.clone().cast(h.dtype())));
-        let dh = rms_norm_backward(place, &d_rows, &self.by_group(&h), &self.ones, &rstd, d_rows.zeros_like());
-        drop(d_rows);
+        let normed = self.normed(place, &h, context.eps);
+        let input = normed.as_ref().map_or(&h, |(normed, _)| normed);
+        let d_input = linears.backward(self.spec.output, dy, input, InputGrad::Fresh);
+        let d_input = d_input.unwrap_or_else(|| h.zeros_like());
+        let dh = match (&self.norm, normed) {
+            (Some((ones, weight)), Some((_, rstd))) => {
+                let d_rows = self.by_group(&(d_input * weight.clone().cast(h.dtype())));
+                rms_norm_backward(place, &d_rows, &self.by_group(&h), ones, &rstd, d_rows.zeros_like())
+            }
+            _ => d_input,
+        };
         let (dz, dy) = gated_backward(place, Activation::Silu, &dh.reshape(h.dims()), &z, &y);
         drop((h, y, z));
         let gates = self.gates(&dt);
@@ -161,7 +173,7 @@ impl Compute for StateSpace {
         let dxbc = short_conv_backward(place, &d_convolved, &xbc, (&self.conv, self.conv_bias.as_ref()), layout);
         drop((d_convolved, xbc));
         let ddt = gates.backward(d_gates, &dt, &self.a_log, &self.dt_bias, self.spec.bounds);
-        let all = Tensor::cat(vec![dz, dxbc, ddt], 1);
+        let all = self.scaled(Tensor::cat(vec![dz, dxbc, ddt], 1));
         linears.backward(self.spec.input, &all, &x(), InputGrad::of(input_grad, None))
     }
 }
@@ -181,10 +193,16 @@ impl StateSpace {
         y + x * self.skip.clone().cast(xbc.dtype())
     }
 
-    /// The output of the norm, `[tokens, inner_width]`, and the factor of every group.
-    fn normed(&self, place: Place, h: &Tensor<2>, eps: f64) -> (Tensor<2>, Tensor<1>) {
-        let (normed, rstd) = rms_norm(place, &self.by_group(h), &self.ones, eps);
-        (normed.reshape(h.dims()) * self.norm.clone().cast(h.dtype()), rstd)
+    /// The output of the norm, `[tokens, inner_width]`, and the factor of every group, where there is one.
+    fn normed(&self, place: Place, h: &Tensor<2>, eps: f64) -> Option<(Tensor<2>, Tensor<1>)> {
+        let (ones, weight) = self.norm.as_ref()?;
+        let (normed, rstd) = rms_norm(place, &self.by_group(h), ones, eps);
+        Some((normed.reshape(h.dims()) * weight.clone().cast(h.dtype()), rstd))
+    }
+
+    fn scaled(&self, all: Tensor<2>) -> Tensor<2> {
+        let dtype = all.dtype();
+        self.scales.iter().fold(all, |all, scales| all * scales.clone().cast(dtype))
     }
 
     /// A row for every group.

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use super::source::{Drawn, Numbers, Source};
 use crate::schema::Problem;
-use crate::spec::delta_net::{A_LOG, DT_BIAS, GATED_NORM};
-use crate::spec::state_space::{STATE_A_LOG, STATE_DT_BIAS, STATE_SKIP};
+use crate::spec::delta_net::GATED_NORM;
 use crate::spec::{BLOCK_SCALE, EXPERT_SCALES, ModelConfig, ROUTER_SCALE};
 
 /// Fresh weights as transformers draws them: normal with `initializer_range`, norms 1, biases 0; blocks are scaled by 1; in linear
@@ -56,12 +55,13 @@ impl RandomWeights {
     /// `None` for [`draw_logarithms`].
     fn of(&self, name: &str) -> Option<Drawn> {
         Some(match name.rsplit_once("layers.").and_then(|(_, in_layer)| Some(in_layer.split_once('.')?.1)) {
-            Some(A_LOG | STATE_A_LOG) => return None,
-            Some(DT_BIAS | STATE_DT_BIAS | STATE_SKIP | GATED_NORM | BLOCK_SCALE | ROUTER_SCALE | EXPERT_SCALES) => {
-                Drawn::Constant(1.0)
-            }
+            Some(part) if part.ends_with(".A_log") => return None,
+            Some(GATED_NORM | BLOCK_SCALE | ROUTER_SCALE | EXPERT_SCALES) => Drawn::Constant(1.0),
+            Some(part) if part.ends_with(".dt_bias") || part.ends_with(".D") => Drawn::Constant(1.0),
             // Gemma 4 has norms called `post_feedforward_layernorm_1`.
-            _ if name.ends_with("norm.weight") || name.contains("layernorm_") => Drawn::Constant(self.norm),
+            _ if name.ends_with("norm.weight") || name.contains("layernorm_") || name.ends_with("norm_f.weight") => {
+                Drawn::Constant(self.norm)
+            }
             _ if name.ends_with(".bias") => Drawn::Constant(0.0),
             _ => Drawn::Normal { seed: self.seed ^ fnv1a(name), deviation: self.initializer_range },
         })

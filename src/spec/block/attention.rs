@@ -10,7 +10,7 @@ pub struct Attention {
     /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](crate::spec::ModelConfig::ropes); absent:
     /// there is none.
     pub rope: Option<usize>,
-    /// How queries and keys are normed before the rotary embedding; absent: they are not.
+    /// How queries and keys are normed; absent: they are not.
     pub query_key_norms: Option<QueryKeyNorms>,
     /// Names within the block of the norms of queries and of keys.
     pub norm_names: [&'static str; 2],
@@ -98,6 +98,8 @@ pub enum QueryKeyNorms {
     Heads,
     /// Of all heads together (`olmo2`).
     Whole,
+    /// Of every head by itself, after the rotary embedding (Hunyuan).
+    Turned,
 }
 
 /// The heads of an attention.
@@ -157,7 +159,7 @@ impl Attention {
     #[must_use]
     pub fn norm_widths(&self) -> Option<[usize; 2]> {
         Some(match self.query_key_norms? {
-            QueryKeyNorms::Heads => [self.heads.head_dim; 2],
+            QueryKeyNorms::Heads | QueryKeyNorms::Turned => [self.heads.head_dim; 2],
             QueryKeyNorms::Whole => [self.heads.query_width(), self.heads.key_value_width()],
         })
     }

@@ -28,6 +28,13 @@ impl StateHeads {
         self.inner_width() + 2 * self.num_groups * self.state_dim
     }
 
+    /// Widths of what the projection of the input makes: the gate, the inputs of heads, what writes and what reads, and strengths.
+    #[must_use]
+    pub fn widths(&self) -> [usize; 5] {
+        let of_groups = self.num_groups * self.state_dim;
+        [self.inner_width(), self.inner_width(), of_groups, of_groups, self.num_heads]
+    }
+
     /// Heads of a group.
     #[must_use]
     pub fn group(&self) -> usize {
@@ -48,7 +55,7 @@ impl StateHeads {
     }
 }
 
-/// A state space with one decay a head (Dao and Gu, 2024): short convolution, states, and a norm behind the gate.
+/// A state space with one decay a head (Dao and Gu, 2024): short convolution, states, gate and mostly a norm behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateSpace {
     /// Its heads.
@@ -63,31 +70,64 @@ pub struct StateSpace {
     pub input: SiteId,
     /// The projection of its output.
     pub output: SiteId,
+    /// Names within the block of its tensors that are no linear layers.
+    pub names: &'static StateNames,
+    /// Whether there is a norm behind the gate.
+    pub has_norm: bool,
+    /// Factors of what the projection of its input makes: of the gate, of inputs of heads, of what writes and what reads states, and of
+    /// strengths (Falcon-H1); absent: 1.
+    pub scales: Option<[f64; 5]>,
 }
+
+/// Names within the block of what a state space has.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StateNames {
+    /// Its linear layers, in the order of the forward pass.
+    pub linears: [&'static str; 2],
+    /// Weight of its convolution.
+    pub conv: &'static str,
+    /// What the convolution adds.
+    pub conv_bias: &'static str,
+    /// Logarithm of the decay's rate.
+    pub a_log: &'static str,
+    /// Added to the projection to strengths.
+    pub dt_bias: &'static str,
+    /// What a head's input is multiplied by, which is added to what is read of its state.
+    pub skip: &'static str,
+    /// Weight of the norm behind the gate.
+    pub norm: &'static str,
+}
+
+/// Those of most families.
+pub static IN_MAMBA: StateNames = StateNames {
+    linears: ["mamba.in_proj", "mamba.out_proj"],
+    conv: "mamba.conv1d.weight",
+    conv_bias: "mamba.conv1d.bias",
+    a_log: "mamba.A_log",
+    dt_bias: "mamba.dt_bias",
+    skip: "mamba.D",
+    norm: "mamba.norm.weight",
+};
+
+/// Those of Nemotron-H.
+pub static IN_MIXER: StateNames = StateNames {
+    linears: ["mixer.in_proj", "mixer.out_proj"],
+    conv: "mixer.conv1d.weight",
+    conv_bias: "mixer.conv1d.bias",
+    a_log: "mixer.A_log",
+    dt_bias: "mixer.dt_bias",
+    skip: "mixer.D",
+    norm: "mixer.norm.weight",
+};
 
 impl StateSpace {
     /// Its tensors that are no linear layers, with their shapes.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, Vec<usize>)> + use<> {
-        let Self { heads, kernel_size, has_conv_bias, .. } = *self;
-        let of_heads = [STATE_A_LOG, STATE_DT_BIAS, STATE_SKIP].map(|name| (name, vec![heads.num_heads]));
-        let bias = has_conv_bias.then(|| (STATE_CONV_BIAS, vec![heads.xbc_width()]));
-        let conv = (STATE_CONV, vec![heads.xbc_width(), 1, kernel_size]);
-        [conv].into_iter().chain(bias).chain(of_heads).chain([(STATE_NORM, vec![heads.inner_width()])])
+        let Self { heads, kernel_size, has_conv_bias, names, has_norm, .. } = *self;
+        let of_heads = [names.a_log, names.dt_bias, names.skip].map(|name| (name, vec![heads.num_heads]));
+        let bias = has_conv_bias.then(|| (names.conv_bias, vec![heads.xbc_width()]));
+        let conv = (names.conv, vec![heads.xbc_width(), 1, kernel_size]);
+        let norm = has_norm.then(|| (names.norm, vec![heads.inner_width()]));
+        [conv].into_iter().chain(bias).chain(of_heads).chain(norm)
     }
 }
-
-/// Weight of its convolution.
-pub const STATE_CONV: &str = "mamba.conv1d.weight";
-/// What the convolution adds.
-pub const STATE_CONV_BIAS: &str = "mamba.conv1d.bias";
-/// Logarithm of the decay's rate.
-pub const STATE_A_LOG: &str = "mamba.A_log";
-/// Added to the projection to strengths.
-pub const STATE_DT_BIAS: &str = "mamba.dt_bias";
-/// What a head's input is multiplied by, which is added to what is read of its state.
-pub const STATE_SKIP: &str = "mamba.D";
-/// Weight of the norm behind the gate.
-pub const STATE_NORM: &str = "mamba.norm.weight";
-
-/// Names of its linear layers, in the order of the forward pass.
-pub const STATE_NAMES: [&str; 2] = ["mamba.in_proj", "mamba.out_proj"];

@@ -1,7 +1,7 @@
 //! Rows of dense families that differ from another in little.
 
-use super::{ERNIE4_5, GEMMA2, GLM4, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
-use crate::spec::family::{Biases, Family, FamilyNames, Gguf, NoRope, OwnRopes, Scales, Windows};
+use super::{ERNIE4_5, GEMMA2, GLM4, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
+use crate::spec::family::{Biases, Family, FamilyNames, Gguf, OwnRopes, Scales, Windows};
 use crate::spec::{Activation, NormKind, RopeAxes};
 
 /// Inside Qwen2-VL.
@@ -178,23 +178,6 @@ pub(super) const HELIUM: Family = Family {
     tie_word_embeddings: false,
     gguf: Gguf::NONE,
     ..ERNIE4_5
-};
-
-/// Granite 4 without experts.
-pub(super) const GRANITE_HYBRID: Family = Family {
-    model_type: "granitemoehybrid",
-    architecture: "GraniteMoeHybridForCausalLM",
-    names: {
-        let [q, k, v, output, ..] = FamilyNames::COMMON.sites;
-        let [gate_up, down] = crate::spec::SHARED_MLP_NAMES;
-        FamilyNames { sites: [q, k, v, output, gate_up, gate_up, down], gate_up, ..FamilyNames::COMMON }
-    },
-    biases: Biases::AttentionKey,
-    no_rope: NoRope::UnlessNamed,
-    has_state_spaces: true,
-    fused: [false, true, false],
-    gguf: Gguf::NONE,
-    ..GRANITE
 };
 
 pub(super) const OLMO3: Family = Family {

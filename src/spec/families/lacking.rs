@@ -5,7 +5,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     (
         "it needs a mixture of experts of another kind",
         "afmoe aria cohere2_moe dbrx doge dots3 exaone_moe flex_olmo flint glm4v_moe \
-         granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 jetmoe kolibri laguna mellum mimo_v2 \
+         granitemoe_swa granitemoeshared hy_v3 jetmoe kolibri laguna mellum mimo_v2 \
          phimoe sarvam_moe solar_open zaya",
     ),
     (
@@ -19,11 +19,11 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it needs linear attention and a mixture of experts", "bailing_hybrid minimax qwen4_exp"),
     ("it reads images, and needs a mixture of experts of another kind", "ernie4_5_vl_moe minimax_m3_vl"),
     ("it needs recurrent layers", "recurrent_gemma xlstm"),
-    ("it needs state-space layers", "bamba falcon_h1 falcon_mamba mamba zamba"),
-    ("it needs state-space layers and a mixture of experts", "jamba nemotron_h"),
+    ("it needs state-space layers", "bamba falcon_mamba mamba zamba"),
+    ("it needs state spaces of another kind and a mixture of experts", "jamba"),
     ("it needs a gate for each head of its attention, and norms behind sublayers", "lfm3"),
-    ("it needs LayerNorm and sublayers side by side", "codegen cohere falcon gpt_neox gptj phi"),
-    ("it needs LayerNorm of another kind", "biogpt olmo persimmon stablelm starcoder2"),
+    ("it needs LayerNorm and sublayers side by side", "codegen falcon gpt_neox gptj phi"),
+    ("it needs LayerNorm of another kind", "biogpt olmo persimmon"),
     ("it needs LayerNorm and learned positions", "gpt-sw3 gpt2 gpt_bigcode gpt_neo opt"),
     ("it needs LayerNorm and scores that fall with distance", "bloom mpt"),
     ("it needs feed-forward layers without a gate, with another activation or norm", "apertus nanochat"),
@@ -35,7 +35,6 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it needs differences of attentions", "diffllama"),
     ("it needs weights of one or two bits", "bitnet"),
     ("it needs norms behind sublayers, and a factor of the logits", "hyperclovax"),
-    ("it needs norms behind the rotary embedding", "hunyuan_v1_dense"),
     ("it needs norms without weights and a gate of its attention", "muse"),
     ("its code and its names are its maker's own, and transformers has none", "exaone"),
     ("it needs norms behind sublayers and windows of another kind", "exaone4"),

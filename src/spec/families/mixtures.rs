@@ -36,21 +36,24 @@ pub(super) const OLMOE: Family = Family {
     ..LLAMA
 };
 
+pub(super) const GRANITE_EXPERTS: Experts = Experts {
+    count: 8,
+    num_per_token: 2,
+    intermediate_size: None,
+    shared: None,
+    norm_topk_prob: None,
+    has_biases: false,
+    beside_dense: false,
+    names: ["block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj", "up_proj", "down_proj"],
+    form: ExpertForm::Joined,
+    router: None,
+};
+
 pub(super) const GRANITE_MOE: Family = Family {
     model_type: "granitemoe",
     architecture: "GraniteMoeForCausalLM",
     biases: Biases::AttentionKey,
-    experts: Some(Experts {
-        count: 8,
-        num_per_token: 2,
-        intermediate_size: None,
-        shared: None,
-        norm_topk_prob: None,
-        has_biases: false,
-        names: ["block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj", "up_proj", "down_proj"],
-        form: ExpertForm::Joined,
-        router: None,
-    }),
+    experts: Some(GRANITE_EXPERTS),
     gguf: Gguf { interleaved: true, expert_width: false, ..Gguf::named("granitemoe") },
     ..GRANITE
 };
@@ -149,6 +152,7 @@ pub(super) const LFM2_MOE: Family = Family {
         shared: None,
         norm_topk_prob: Some(true),
         has_biases: false,
+        beside_dense: false,
         names: ["feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"],
         form: ExpertForm::Joined,
         router: Some(Router {
@@ -176,6 +180,7 @@ pub(super) const MINIMAX_M2: Family = Family {
         shared: None,
         norm_topk_prob: None,
         has_biases: false,
+        beside_dense: false,
         names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
         form: ExpertForm::Apart,
         router: Some(Router {

@@ -3,9 +3,10 @@
 use crate::schema::{Section, Value};
 use crate::spec::Activation;
 use crate::spec::block::{
-    Choice, ExpertGroups, Gated, Mixture, Probabilities, Projections, Role, SHARED_GATE, SharedExpert, Site, SiteId,
+    Choice, ExpertGroups, Gated, LATENT_EXPERT_NAMES, Mixture, Probabilities, Projections, Role, SHARED_GATE,
+    SharedExpert, Site, SiteId,
 };
-use crate::spec::family::{Biases, Experts, Family, Router};
+use crate::spec::family::{Arrangement, Biases, Experts, Family, Router};
 use crate::util::gguf::MAX_EXPERTS;
 use crate::util::stats::as_f64;
 
@@ -19,11 +20,15 @@ pub(super) struct Mixtures {
     num_per_token: usize,
     intermediate_size: usize,
     shared: Option<usize>,
+    /// Width of the input of experts, where it is narrower.
+    latent: Option<usize>,
     /// What holds the shared expert, if it has no gate.
     shared_name: Option<&'static str>,
     probabilities: Probabilities,
     choice: Choice,
     has_biases: bool,
+    /// The feed-forward layer is the shared expert.
+    pub(super) beside_dense: bool,
     /// By layer.
     pub(super) is_in: Vec<bool>,
 }
@@ -37,8 +42,12 @@ pub(super) fn mixtures(
 ) -> Option<Mixtures> {
     let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names, router, .. } =
         family.experts?;
+    let beside_dense = family.experts?.beside_dense;
     let is_gemma4 = family.is_gemma4();
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
+        return None;
+    }
+    if beside_dense && json.value("num_local_experts").and_then(Value::number) == Some(0.0) {
         return None;
     }
     json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
@@ -55,9 +64,10 @@ pub(super) fn mixtures(
     let of_token = match router {
         Some(router) => router.counts[1],
         None if is_gemma4 => "top_k_experts",
+        None if json.has("moe_topk") => "moe_topk",
         None => "num_experts_per_tok",
     };
-    let num_per_token = json.count(of_token, num_per_token, 1..=MAX_EXPERTS);
+    let num_per_token = of_each(json, of_token).unwrap_or_else(|| json.count(of_token, num_per_token, 1..=MAX_EXPERTS));
     if num_per_token > num_experts {
         json.problem(of_token, format!("= {num_per_token}, but there are {num_experts} experts"));
     }
@@ -78,14 +88,18 @@ pub(super) fn mixtures(
             *is_in = (layer + 1).is_multiple_of(every) && !dense.contains(&layer);
         }
     }
-    let width =
-        intermediate_size.map_or(intermediate, |default| json.count("moe_intermediate_size", default, 1..=1 << 20));
+    let of_width = if beside_dense { "intermediate_size" } else { "moe_intermediate_size" };
+    let width = intermediate_size.map_or(intermediate, |default| json.count(of_width, default, 1..=1 << 20));
     let choice = router.map_or(Choice::PLAIN, |router| choice(json, router, num_experts));
     let shared_by_gate = shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 20));
     let without_gate = router.and_then(|router| {
         let (name, key) = router.shared?;
-        let count = json.count(key, 1, 0..=1 << 8);
-        (count > 0).then_some((name, count * width))
+        let width = if key.ends_with("_size") {
+            json.count(key, width, 1..=1 << 20)
+        } else {
+            json.count(key, 1, 0..=1 << 8) * width
+        };
+        (width > 0).then_some((name, width))
     });
     if let Some(router) = router {
         dense_layers(json, router, &mut is_in);
@@ -103,11 +117,30 @@ pub(super) fn mixtures(
         intermediate_size: width,
         shared: without_gate.map(|(_, width)| width).or(shared_by_gate),
         shared_name: without_gate.map(|(name, _)| name),
+        latent: latent(json, family),
         probabilities,
         choice,
         has_biases,
+        beside_dense,
         is_in,
     })
+}
+
+/// `moe_latent_size`, in the family that has it.
+fn latent(json: &mut Section, family: &Family) -> Option<usize> {
+    let is_given = family.arrangement == Arrangement::OneEach && json.value("moe_latent_size").is_some();
+    is_given.then(|| json.count("moe_latent_size", 1024, 1..=1 << 20))
+}
+
+/// A count that is listed for every layer, where all are the same (Hunyuan).
+fn of_each(json: &mut Section, key: &'static str) -> Option<usize> {
+    let Some(Value::Array(counts)) = json.value(key) else { return None };
+    let mut counts = counts.iter().map(|node| match node.value() {
+        Value::Integer(count) => usize::try_from(*count).ok().filter(|count| (1..=MAX_EXPERTS).contains(count)),
+        _ => None,
+    });
+    let first = counts.next()??;
+    counts.all(|count| count == Some(first)).then_some(first)
 }
 
 /// What a router has beside its probabilities.
@@ -197,20 +230,26 @@ impl Mixtures {
         let mut site = |name: String, shape, role| add(Site { name, shape, has_bias: self.has_biases, role });
         let router = site(router.to_owned(), [num_experts, hidden], Role::Router);
         let role = Role::Expert { num_per_token, num_experts };
-        let mut gated = |within: &str, names: [&str; 3], width, role| {
-            let shapes = [[width, hidden], [width, hidden], [hidden, width]];
-            let mut shapes = shapes.into_iter();
-            let [gate, up, down] =
-                names.map(|name| site(format!("{within}.{name}"), shapes.next().unwrap_or_default(), role));
-            Gated { activation, intermediate_size: width, gate_up: Projections::Apart([gate, up]), down }
+        let inwards = self.latent.unwrap_or(hidden);
+        let mut gated = |within: &str, names: [&str; 3], [hidden, width]: [usize; 2], role| {
+            let mut site = |name, shape| site(format!("{within}.{name}"), shape, role);
+            let ([gate, up, down], inwards) = (names, [width, hidden]);
+            let gate_up = if gate == up {
+                Projections::Same(site(up, inwards))
+            } else {
+                Projections::Apart([gate, up].map(|name| site(name, inwards)))
+            };
+            let down = site(down, [hidden, width]);
+            Gated { activation, gate_scale: None, intermediate_size: width, gate_up, down }
         };
-        let expert = |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], self.intermediate_size, role);
+        let expert =
+            |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], [inwards, self.intermediate_size], role);
         let experts = (0..num_experts).map(expert).collect();
         let shared = self.shared.map(|width| {
             gated(
                 self.shared_name.unwrap_or("mlp.shared_expert"),
-                ["gate_proj", "up_proj", "down_proj"],
-                width,
+                [if gate == up { "up_proj" } else { "gate_proj" }, "up_proj", "down_proj"],
+                [hidden, width],
                 Role::Linear,
             )
         });
@@ -219,6 +258,11 @@ impl Mixtures {
             SharedExpert { gated, gate: has_gate.then(|| site(SHARED_GATE.to_owned(), [1, hidden], Role::Linear)) }
         };
         let shared = shared.map(gate);
-        Mixture { router, probabilities, choice, num_per_token, experts, shared }
+        let latent = self.latent.map(|width| {
+            let [inwards, outwards] = LATENT_EXPERT_NAMES;
+            [(inwards, [width, hidden]), (outwards, [hidden, width])]
+                .map(|(name, shape)| site(name.to_owned(), shape, Role::Linear))
+        });
+        Mixture { router, probabilities, choice, num_per_token, experts, latent, shared }
     }
 }

@@ -2,16 +2,17 @@
 
 pub(super) mod gemma4;
 
+use super::MULTIPLIER;
 use super::delta_net::DeltaNetShape;
 use super::experts::Mixtures;
 use super::state_space::StateSpaceShape;
 use crate::schema::{Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 use crate::spec::block::{
-    Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, Site, SiteId, Sublayer,
-    SublayerKind, TwoBranches,
+    Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SharedExpert, Site,
+    SiteId, Sublayer, SublayerKind, TwoBranches,
 };
-use crate::spec::family::{AttentionExtra, Family, LatentWidths, NoRope, Windows};
+use crate::spec::family::{Arrangement, AttentionExtra, Family, LatentWidths, NoRope, Scales, Windows};
 use crate::spec::{SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
@@ -24,6 +25,56 @@ pub(super) struct Layer {
     /// Whether it has linear attention, a short convolution or a state space in place of attention.
     pub(super) has_other: bool,
     pub(super) window: Option<usize>,
+    /// What it is alone; absent: it has what mixes tokens and what feeds forward.
+    pub(super) alone: Option<Alone>,
+}
+
+/// What a layer of one sublayer is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Alone {
+    StateSpace,
+    Attention,
+    FeedForward,
+    Experts,
+}
+
+impl Layer {
+    /// A layer of one sublayer.
+    pub(super) fn alone(kind: Alone) -> Self {
+        let has_other = kind == Alone::StateSpace;
+        Self { is_local: false, has_rope: false, has_other, window: None, alone: Some(kind) }
+    }
+}
+
+/// What each layer is, by `layers_block_type`, or the letters of `hybrid_override_pattern` (Nemotron-H); empty after a problem.
+pub(super) fn kinds_of_each(json: &mut Section) -> Vec<Alone> {
+    const NAMES: [(&str, &str, Alone); 6] = [
+        ("mamba", "M", Alone::StateSpace),
+        ("linear_attention", "M", Alone::StateSpace),
+        ("attention", "*", Alone::Attention),
+        ("full_attention", "*", Alone::Attention),
+        ("mlp", "-", Alone::FeedForward),
+        ("moe", "E", Alone::Experts),
+    ];
+    let of =
+        |is: &dyn Fn(&(&str, &str, Alone)) -> bool| NAMES.iter().find(|it| is(it)).map(|(.., kind)| *kind).ok_or(None);
+    let named = |value: &Value| value.text().map_or(Err(None), |kind| of(&|(name, ..)| *name == kind));
+    let pattern = |value: &Value| -> Result<Vec<Alone>, Option<String>> {
+        let letters = value.text().ok_or(None)?;
+        letters.chars().map(|letter| of(&|(_, known, _)| known.starts_with(letter))).collect()
+    };
+    let list = |value: &Value| -> Result<Vec<Alone>, Option<String>> {
+        let Value::Array(kinds) = value else { return Err(None) };
+        kinds.iter().map(|node| named(node.value())).collect()
+    };
+    if json.value("layers_block_type").is_none() {
+        if json.value("hybrid_override_pattern").is_none() {
+            json.problem("layers_block_type", "is missing: it says what each layer is");
+        }
+        return json.any("hybrid_override_pattern", Vec::new(), "letters M, E, * and -, one for each layer", pattern);
+    }
+    let expected = "\"mamba\", \"attention\", \"mlp\" or \"moe\" for each layer";
+    json.any("layers_block_type", Vec::new(), expected, list)
 }
 
 /// Every layer, from `sliding_window` and the keys that choose its layers.
@@ -54,7 +105,7 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
     let other: &[&str] = match family.delta_heads {
         Some(_) => &["linear_attention"],
         None if family.has_short_convs => &["conv"],
-        None if family.has_state_spaces => &["mamba", "linear_attention"],
+        None if family.state_spaces.is_some() => &["mamba", "linear_attention", "hybrid"],
         None => &[],
     };
     let full = if family.has_short_convs { attention_layers(json) } else { None };
@@ -81,7 +132,8 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             json.problem("layer_types", message);
             break;
         }
-        layers.push(Layer { is_local: !is_full, has_rope: true, has_other, window: window.filter(|_| !is_full) });
+        let window = window.filter(|_| !is_full);
+        layers.push(Layer { is_local: !is_full, has_rope: true, has_other, window, alone: None });
     }
     without_rope(json, family, &mut layers);
     layers
@@ -98,6 +150,8 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
     let interval = match family.no_rope {
         NoRope::Never => return,
         NoRope::LastOf(interval) => interval,
+        NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.window.is_some()),
+        NoRope::All => return layers.iter_mut().for_each(|layer| layer.has_rope = false),
         NoRope::UnlessNamed => {
             if !json.has("layer_types") {
                 let message =
@@ -142,6 +196,41 @@ pub(super) struct Widths {
     /// Factor of the outputs of sublayers.
     pub(super) output_scale: Option<f64>,
     pub(super) mixtures: Option<Mixtures>,
+    pub(super) arrangement: Arrangement,
+    pub(super) factors: PartFactors,
+}
+
+/// Factors of the inputs and outputs of sublayers, where they are not 1 (Falcon-H1).
+#[derive(Clone, Copy, Default)]
+pub(super) struct PartFactors {
+    attention: [Option<f64>; 2],
+    space: [Option<f64>; 2],
+    /// Of the gate, and of the output.
+    feed_forward: [Option<f64>; 2],
+}
+
+impl PartFactors {
+    pub(super) fn read(json: &mut Section, family: &Family) -> Self {
+        if family.scales != Scales::Parts {
+            return Self::default();
+        }
+        let mut pair = |keys: [&'static str; 2]| keys.map(|key| Some(json.number(key, 1.0, MULTIPLIER)));
+        Self {
+            attention: pair(["attention_in_multiplier", "attention_out_multiplier"]),
+            space: pair(["ssm_in_multiplier", "ssm_out_multiplier"]),
+            feed_forward: json.numbers("mlp_multipliers", [1.0; 2], MULTIPLIER).map(Some),
+        }
+    }
+
+    /// Of the input and of the output of a sublayer.
+    fn of(self, kind: &SublayerKind) -> [Option<f64>; 2] {
+        match kind {
+            SublayerKind::Attention(_) => self.attention,
+            SublayerKind::StateSpace(_) => self.space,
+            SublayerKind::Gated(_) => [None, self.feed_forward[1]],
+            _ => [None; 2],
+        }
+    }
 }
 
 impl Widths {
@@ -149,42 +238,26 @@ impl Widths {
     pub(super) fn block(&self, family: &Family, index: usize, layer: Layer) -> Block {
         let Self { hidden, output_scale, .. } = *self;
         let gemma4 = self.gemma4.as_ref();
-        let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
         let mut sites = Vec::new();
-        let mixing = match (self.delta_net, self.short_conv, self.state_space) {
-            (Some(shape), ..) if layer.has_other => SublayerKind::DeltaNet(shape.of_layer(family, hidden, &mut sites)),
-            (_, Some(kernel_size), _) if layer.has_other => {
-                let [input, output] = SHORT_CONV_NAMES;
-                let input = add(&mut sites, input, [3 * hidden, hidden], false);
-                let output = add(&mut sites, output, [hidden, hidden], false);
-                SublayerKind::ShortConv(ShortConv { kernel_size, input, output })
-            }
-            (.., Some(shape)) if layer.has_other => SublayerKind::StateSpace(shape.of_layer(hidden, &mut sites)),
-            _ => SublayerKind::Attention(self.attention(family, index, layer, &mut sites)),
-        };
-        let mixtures = self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index]);
-        let mixture = |mixtures: &Mixtures, sites: &mut Vec<Site>| {
-            mixtures.mixture(self.activation, hidden, |site| {
-                sites.push(site);
-                sites.len() - 1
-            })
-        };
-        let feed_forward = match mixtures {
-            None => SublayerKind::Gated(self.gated(family, intermediate, &mut sites)),
-            Some(mixtures) if gemma4.is_none() => SublayerKind::Mixture(mixture(mixtures, &mut sites)),
-            Some(mixtures) => {
-                let gated = self.gated(family, intermediate, &mut sites);
-                SublayerKind::TwoBranches(TwoBranches { gated, mixture: mixture(mixtures, &mut sites) })
-            }
-        };
-        let kinds = [mixing, feed_forward];
+        let has_mixing = !matches!(layer.alone, Some(Alone::FeedForward | Alone::Experts));
+        let mixing = has_mixing.then(|| self.mixing(family, index, layer, &mut sites));
+        let has_second = self.arrangement == Arrangement::MixersBeside;
+        let second = has_second.then(|| SublayerKind::Attention(self.attention(family, index, layer, &mut sites)));
+        let has_feed_forward = !matches!(layer.alone, Some(Alone::StateSpace | Alone::Attention));
+        let feed_forward = has_feed_forward.then(|| self.feed_forward(family, index, layer, &mut sites));
+        let [of_mixing, of_feed_forward] = family.norms;
+        let is_beside = self.arrangement == Arrangement::Beside;
+        let of_feed_forward = if is_beside { of_mixing } else { of_feed_forward };
+        let kinds = [(mixing, of_mixing, false), (second, of_mixing, true), (feed_forward, of_feed_forward, is_beside)];
         let mut sublayers: Vec<_> = kinds
             .into_iter()
-            .zip(family.norms)
-            .map(|(kind, [norm_before, norm_after])| {
+            .filter_map(|(kind, norms, is_beside)| Some((kind?, norms, is_beside)))
+            .map(|(kind, [norm_before, norm_after], is_beside)| {
                 // Each of the two has a norm of its own.
                 let norm_before = norm_before.filter(|_| !matches!(kind, SublayerKind::TwoBranches(_)));
-                Sublayer { norm_before, norm_after, output_scale, kind }
+                let [input_scale, of_output] = self.factors.of(&kind);
+                let output_scale = of_output.or(output_scale);
+                Sublayer { norm_before, norm_after, input_scale, output_scale, is_beside, kind }
             })
             .collect();
         if let Some(width) = gemma4.map(|gemma4| gemma4.layer_input_width).filter(|width| *width > 0) {
@@ -193,9 +266,63 @@ impl Widths {
                 .map(|(name, shape)| add(&mut sites, name, shape, false));
             let kind = SublayerKind::LayerInput(LayerInput { activation: self.activation, width, gate, projection });
             let norm_after = Some("post_per_layer_input_norm");
-            sublayers.push(Sublayer { norm_before: None, norm_after, output_scale, kind });
+            let norm_before = None;
+            sublayers.push(Sublayer {
+                norm_before,
+                norm_after,
+                input_scale: None,
+                output_scale,
+                is_beside: false,
+                kind,
+            });
         }
         Block { sites, sublayers, has_scale: gemma4.is_some() }
+    }
+
+    /// What mixes the tokens of a layer.
+    fn mixing(&self, family: &Family, index: usize, layer: Layer, sites: &mut Vec<Site>) -> SublayerKind {
+        let Self { hidden, .. } = *self;
+        match (self.delta_net, self.short_conv, self.state_space) {
+            (Some(shape), ..) if layer.has_other => SublayerKind::DeltaNet(shape.of_layer(family, hidden, sites)),
+            (_, Some(kernel_size), _) if layer.has_other => {
+                let [input, output] = SHORT_CONV_NAMES;
+                let input = add(sites, input, [3 * hidden, hidden], false);
+                let output = add(sites, output, [hidden, hidden], false);
+                SublayerKind::ShortConv(ShortConv { kernel_size, input, output })
+            }
+            (.., Some(shape)) if layer.has_other => SublayerKind::StateSpace(shape.of_layer(hidden, sites)),
+            _ => SublayerKind::Attention(self.attention(family, index, layer, sites)),
+        }
+    }
+
+    /// What feeds forward in a layer.
+    fn feed_forward(&self, family: &Family, index: usize, layer: Layer, sites: &mut Vec<Site>) -> SublayerKind {
+        let Self { hidden, .. } = *self;
+        let gemma4 = self.gemma4.as_ref();
+        let intermediate = gemma4.map_or(self.intermediate, |gemma4| gemma4.intermediate(index, self.intermediate));
+        let mixtures =
+            self.mixtures.as_ref().filter(|mixtures| mixtures.is_in[index] && layer.alone != Some(Alone::FeedForward));
+        let mixture = |mixtures: &Mixtures, sites: &mut Vec<Site>| {
+            mixtures.mixture(self.activation, hidden, |site| {
+                sites.push(site);
+                sites.len() - 1
+            })
+        };
+        match mixtures {
+            None => SublayerKind::Gated(self.gated(family, intermediate, sites)),
+            Some(mixtures) if gemma4.is_none() => {
+                let mut mixture = mixture(mixtures, sites);
+                if mixtures.beside_dense {
+                    let gated = self.gated(family, intermediate, sites);
+                    mixture.shared = Some(SharedExpert { gated, gate: None });
+                }
+                SublayerKind::Mixture(mixture)
+            }
+            Some(mixtures) => {
+                let gated = self.gated(family, intermediate, sites);
+                SublayerKind::TwoBranches(TwoBranches { gated, mixture: mixture(mixtures, sites) })
+            }
+        }
     }
 
     /// A feed-forward layer of this width.
@@ -212,7 +339,7 @@ impl Widths {
             Projections::Apart([gate_name, up_name].map(|name| add(sites, name, inwards, has_bias)))
         };
         let down = add(sites, down_name, [hidden, intermediate_size], has_bias);
-        Gated { activation, intermediate_size, gate_up, down }
+        Gated { activation, gate_scale: self.factors.feed_forward[0], intermediate_size, gate_up, down }
     }
 
     /// The attention of a layer, whose linear layers are the first of `sites`.

@@ -3,6 +3,7 @@
 use crate::schema::{Section, Value};
 use crate::spec::family::{Family, OwnRopes};
 use crate::spec::{QueryGrowth, Rope, RopeAxes, RopeScaling};
+use crate::util::stats::as_f64;
 
 const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
 const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
@@ -113,6 +114,10 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
         Some(_) => section.number("partial_rotary_factor", partial, 1e-3..=1.0),
         None => partial,
     };
+    let alpha = section.value("alpha").filter(|_| facts.family.own_ropes == OwnRopes::Hunyuan).and_then(Value::number);
+    let alpha = alpha.filter(|alpha| *alpha > 0.0);
+    let width = as_f64(facts.head_dims[0].max(4));
+    let theta = theta * alpha.map_or(1.0, |alpha| alpha.powf(width / (width - 2.0)));
     let plain = rope(theta, None, partial, facts);
     if !plain.width.is_multiple_of(2) || plain.width == 0 {
         section.problem("partial_rotary_factor", format!("= {partial} makes {} numbers turn, not pairs", plain.width));
@@ -129,6 +134,7 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
     let scaling = match kind {
         None | Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear { factor: section.required_number("factor", FACTOR) }),
+        Some("dynamic") if alpha.is_some() => None,
         Some("dynamic") => Some(RopeScaling::Dynamic {
             factor: section.required_number("factor", FACTOR),
             original_max_position_embeddings: facts.longest,

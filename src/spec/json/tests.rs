@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::spec::{
-    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, Probabilities, QueryKeyNorms, Role, RopePairs, RopeScaling,
-    StateHeads, short_name,
+    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, NormKind, Probabilities, Projections, QueryKeyNorms, Role,
+    RopePairs, RopeScaling, StateHeads, short_name,
 };
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -184,7 +184,7 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
     for (name, lacking) in [
         ("kimi_linear", "it needs linear attention of another kind"),
         ("dbrx", "it needs a mixture of experts of another kind"),
-        ("nemotron_h", "it needs state-space layers and a mixture of experts"),
+        ("jamba", "it needs state spaces of another kind and a mixture of experts"),
         ("deepseek_v32", "it needs latent attention to chosen tokens"),
         ("falcon_mamba", "it needs state-space layers"),
         ("mpt", "it needs LayerNorm and scores that fall with distance"),
@@ -300,12 +300,15 @@ fn latents_have_widths_norms_and_a_yarns_scale_and_flops_of_keys_and_values() {
     }
 }
 
+/// [`BASE`] as a model of this type, and more.
+fn read_as(kind: &str, more: &str) -> Result<ModelConfig, Problems> {
+    let text = format!(r#"{BASE}, "num_key_value_heads": 2{more}}}"#).replace("\"llama\"", &format!("\"{kind}\""));
+    ModelConfig::from_json(&text)
+}
+
 #[test]
 fn what_families_have_beside_llamas_is_read() {
-    let read = |kind: &str, more: &str| {
-        let text = format!(r#"{BASE}, "num_key_value_heads": 2{more}}}"#).replace("\"llama\"", &format!("\"{kind}\""));
-        ModelConfig::from_json(&text)
-    };
+    let read = read_as;
     let ropes =
         |config: &ModelConfig| config.blocks.iter().map(|block| block.attention().unwrap().rope).collect::<Vec<_>>();
     // The biases of InternLM 3 and Seed-OSS go by keys of their own.
@@ -328,6 +331,11 @@ fn what_families_have_beside_llamas_is_read() {
     let granite = read("granitemoehybrid", hybrid).unwrap();
     assert_eq!((ropes(&granite), granite.blocks[0].gated().unwrap().intermediate_size), (vec![None; 2], 40));
     assert_eq!(granite.blocks[1].sites[4].name, "shared_mlp.input_linear");
+    let experts = hybrid.replace("\"num_local_experts\": 0", "\"num_local_experts\": 4");
+    let granite = read("granitemoehybrid", &experts).unwrap();
+    let mixture = granite.blocks[0].mixture().unwrap();
+    let shared = &mixture.shared.as_ref().unwrap().gated;
+    assert_eq!((mixture.experts[3].intermediate_size, shared.intermediate_size), (96, 40));
     let mamba = |more: &str| read("granitemoehybrid", &(hybrid.replacen("\"attention\"", "\"mamba\"", 1) + more));
     let granite = mamba(r#", "mamba_n_heads": 8, "time_step_limit": [0.0, {"__float__": "Infinity"}]"#).unwrap();
     let space = granite.blocks[0].state_space().unwrap();
@@ -338,12 +346,82 @@ fn what_families_have_beside_llamas_is_read() {
         (r#", "mamba_n_heads": 8, "mamba_d_head": 8"#, "expected `mamba_expand` * `hidden_size` = 128 in all"),
         (r#", "mamba_n_heads": 8, "mamba_n_groups": 3"#, "`mamba_n_groups` = 3 does not divide"),
         (r#", "time_step_limit": [1.0]"#, "expected two numbers, the smaller one first"),
-        (r#", "num_local_experts": 4"#, "`num_local_experts` = 4 is not supported"),
     ] {
         let refused = mamba(more).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
     assert!(read("olmoe", r#", "clip_qkv": 8.0"#).unwrap_err().to_string().contains("`clip_qkv` = 8"));
+}
+
+#[test]
+fn sublayers_follow_each_other_as_families_have_it() {
+    let read = read_as;
+    let mixed = r#", "layer_types": ["sliding_attention", "full_attention"]"#;
+    let ropes =
+        |config: &ModelConfig| config.blocks.iter().map(|block| block.attention().unwrap().rope).collect::<Vec<_>>();
+    let nemotron = |more: &str| {
+        read("nemotron_h", &format!(r#", "head_dim": 16, "n_routed_experts": 4, "mamba_num_heads": 8{more}"#))
+    };
+    let nemotron_h = nemotron(r#", "hybrid_override_pattern": "ME*-""#).unwrap();
+    let of_blocks = nemotron_h.blocks.iter().map(|block| (block.sublayers.len(), &*block.sites[0].name));
+    assert_eq!(
+        of_blocks.collect::<Vec<_>>(),
+        [(1, "mixer.in_proj"), (1, "mixer.gate"), (1, "mixer.q_proj"), (1, "mixer.up_proj")]
+    );
+    assert_eq!(nemotron_h.blocks[0].state_space().unwrap().bounds, [0.001, f64::INFINITY]);
+    let mixture = nemotron_h.blocks[1].mixture().unwrap();
+    assert!(mixture.all().all(|gated| matches!(gated.gate_up, Projections::Same(_))));
+    let narrow = nemotron(r#", "layers_block_type": ["moe"], "moe_latent_size": 24"#).unwrap();
+    let (block, mixture) = (&narrow.blocks[0], narrow.blocks[0].mixture().unwrap());
+    let [inwards, outwards] = mixture.latent.unwrap().map(|site| block.sites[site].shape);
+    assert_eq!((inwards, outwards, block.sites[mixture.experts[0].down].shape[0]), ([24, 64], [64, 24], 24));
+    for (more, expected) in [
+        (r#", "hybrid_override_pattern": "MX""#, "expected letters M, E, * and -"),
+        (r#", "layers_block_type": ["conv"]"#, "expected \"mamba\", \"attention\", \"mlp\" or \"moe\""),
+        ("", "`layers_block_type` is missing"),
+    ] {
+        let refused = nemotron(more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
+    let falcon = read(
+        "falcon_h1",
+        r#", "mamba_n_heads": 8, "mamba_d_ssm": 96, "mlp_multipliers": [0.5, 0.25], "lm_head_multiplier": 0.5"#,
+    );
+    let falcon = falcon.unwrap();
+    let [space, attention, gated] = &falcon.blocks[0].sublayers[..] else { panic!("it has three") };
+    assert_eq!([space, attention, gated].map(|it| it.is_beside), [false, true, false]);
+    assert_eq!((gated.output_scale, falcon.blocks[0].gated().unwrap().gate_scale), (Some(0.25), Some(0.5)));
+    assert_eq!((falcon.logit_divisor, falcon.blocks[0].state_space().unwrap().heads.head_dim), (2.0, 12));
+    assert_eq!(
+        falcon.blocks[0].norms(64).map(|(name, _)| name).collect::<Vec<_>>(),
+        ["input_layernorm", "pre_ff_layernorm"]
+    );
+    let cohere = read("cohere2", &format!(r#", "sliding_window": 9, "logit_scale": 0.25{mixed}"#)).unwrap();
+    assert_eq!((ropes(&cohere), cohere.logit_divisor), (vec![Some(0), None], 4.0));
+    assert!(cohere.blocks[0].sublayers[1].is_beside && cohere.norm_kind == NormKind::LayerWithoutBias);
+    let is_beside = |config: &ModelConfig| config.blocks[0].sublayers[1].is_beside;
+    let stablelm = |more: &str| read("stablelm", more);
+    let [in_turn, beside] = ["", r#", "use_parallel_residual": true"#].map(|more| is_beside(&stablelm(more).unwrap()));
+    assert!(beside && !in_turn);
+    let hunyuan = read("hunyuan_v1_dense", r#", "rope_scaling": {"type": "dynamic", "alpha": 8.0}"#).unwrap();
+    assert_eq!((hunyuan.ropes[0].theta, &hunyuan.ropes[0].scaling), (10_000.0 * 8_f64.powf(16.0 / 14.0), &None));
+    for (kind, more, expected) in [
+        (
+            "falcon_h1",
+            r#", "mamba_n_heads": 8, "mamba_d_ssm": 96, "mamba_rms_norm": true"#,
+            "`mamba_norm_before_gate` is missing",
+        ),
+        (
+            "falcon_h1",
+            r#", "mamba_n_heads": 8, "mamba_d_head": 4, "mamba_d_ssm": 96"#,
+            "expected `mamba_d_ssm` = 96 in all",
+        ),
+        ("stablelm", r#", "qk_layernorm": true"#, "LayerNorms of heads are not computed here"),
+        ("cohere", r#", "use_qk_norm": true"#, "LayerNorms of heads are not computed here"),
+    ] {
+        let refused = read(kind, more).unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
+    }
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl Workload<'_> {
             let outputs = self.config.blocks.iter().flat_map(|block| &block.sites).map(|site| {
                 let share = match site.role {
                     Role::Expert { num_per_token, num_experts } => as_f64(num_per_token) / as_f64(num_experts),
-                    Role::Linear | Role::Router => 1.0,
+                    Role::Linear | Role::Bare | Role::Router => 1.0,
                 };
                 share * as_f64(site.shape[0])
             });

@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 72] = [
+pub(crate) const FAMILIES: [&str; 83] = [
     "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
     "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
     "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
@@ -17,7 +17,8 @@ pub(crate) const FAMILIES: [&str; 72] = [
     "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm_ocr", "internvl", "llava", "llava_next", "llava_onevision",
     "lfm2_vl", "lighton_ocr", "ovis2", "paddleocr_vl", "idefics3", "smolvlm", "glm4_moe", "dots1", "ernie4_5_moe",
     "lfm2_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "minicpm3",
-    "granitemoehybrid-mamba",
+    "granitemoehybrid-mamba", "granitemoehybrid-experts", "nemotron_h", "nemotron_h-latent", "falcon_h1", "cohere",
+    "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
@@ -61,7 +62,7 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
             name if name.ends_with("linear_attn.norm.weight") || name.ends_with("layer_scalar") => 1.0,
             // Nothing else makes Gemma 4's scores smaller.
             name if config.model_type.starts_with("gemma4") && name.ends_with("q_norm.weight") => 0.25,
-            name if name.ends_with("norm.weight") => norm,
+            name if name.ends_with("norm.weight") || name.ends_with("norm_f.weight") => norm,
             name if name.ends_with(".A_log") => -3.0,
             _ => 0.0,
         };
@@ -78,7 +79,7 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     let own = ["experts.gate_up_proj", "experts.down_proj"];
     match &*config.model_type {
         _ if config.blocks[0].two_branches().is_some() => join_halves(&config, &mut tensors, "experts", own),
-        "granitemoe" => {
+        "granitemoe" | "granitemoehybrid" if config.blocks[0].mixture().is_some() => {
             let joined = ["block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"];
             join_halves(&config, &mut tensors, "block_sparse_moe.experts", joined);
         }

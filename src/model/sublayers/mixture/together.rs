@@ -17,7 +17,7 @@ impl spec::Mixture {
     pub(super) fn together<'a>(&self, x: &Tensor<2>, linears: &Linears<'a>) -> Option<&'a dyn Experts> {
         let together = linears.context.place().experts().filter(|_| !linears.context.sees(self.experts[0].down))?;
         let slots = x.dims()[0] * self.num_per_token;
-        let is_taken = self.experts.iter().all(|expert| matches!(expert.gate_up, Projections::Apart(_)))
+        let is_taken = !matches!(self.experts[0].gate_up, Projections::Fused { .. })
             && together.takes(x, slots, self.choice, &self.gate_up(linears))
             && together.takes(x, slots, self.choice, &self.down(linears));
         let rank = |adapter: &Adapter| adapter.matrices.a.dims()[0] / self.experts.len();
@@ -48,9 +48,10 @@ impl spec::Mixture {
         let rows = together.gather(x, sorted, false);
         let outputs = experts::forward(together, &rows, &self.gate_up(linears), sorted);
         let sites = self.experts[0].gate_up.sites().iter();
-        let outputs: Vec<_> =
-            sites.zip(outputs).map(|(site, y)| with_update(together, *site, y, &rows, sorted, linears)).collect();
-        let [gate, up] = outputs.try_into().unwrap_or_else(|_| unreachable!("there are two layers"));
+        let mut outputs = sites.zip(outputs).map(|(site, y)| with_update(together, *site, y, &rows, sorted, linears));
+        let gate = outputs.next().unwrap_or_else(|| unreachable!("there is a layer"));
+        // Of one layer they are one.
+        let up = outputs.next().unwrap_or_else(|| gate.clone());
         GatedKept { gate, up }
     }
 
@@ -84,7 +85,8 @@ impl spec::Mixture {
         drop((h, dy));
         let (d_gate, d_up) = gated_backward(place, activation, &dh, &of_gate, &up);
         drop((dh, of_gate, up));
-        let (sites, dys) = (self.experts[0].gate_up.sites(), [d_gate, d_up]);
+        let sites = self.experts[0].gate_up.sites();
+        let dys = if sites.len() == 1 { vec![d_gate + d_up] } else { vec![d_gate, d_up] };
         let dx = experts::backward(together, &dys, &self.gate_up(linears), sorted);
         if linears.of_experts().is_empty() {
             return (dx, products);

@@ -7,11 +7,12 @@ use crate::util::gguf::MAX_EXPERTS;
 
 /// Ends of the names of such tensors, `[experts, rows, ...]`, and what the rows of an expert are. Those of gpt-oss have gate and
 /// up in turn, biases, and matrices that are transposed or codes; those of Qwen3-VL are transposed.
-const JOINED: [(&str, &[&str], &str); 10] = [
+const JOINED: [(&str, &[&str], &str); 11] = [
     ("input_linear.weight", &["gate_proj", "up_proj"], "weight"),
     ("output_linear.weight", &["down_proj"], "weight"),
     ("gate_up_proj", &["gate_proj", "up_proj"], "weight"),
     ("down_proj", &["down_proj"], "weight"),
+    ("up_proj", &["up_proj"], "weight"),
     ("gate_up_proj_bias", &["gate_proj", "up_proj"], "bias"),
     ("down_proj_bias", &["down_proj"], "bias"),
     ("gate_up_proj_blocks", &["gate_proj", "up_proj"], "weight_packed"),

@@ -3,7 +3,7 @@
 use super::file::{list, refused, text};
 use super::{FileType, gemma4};
 use crate::schema::Problem;
-use crate::spec::family::{GgufWindows, NoRope, OwnRopes, Router, Scales};
+use crate::spec::family::{Arrangement, GgufWindows, NoRope, OwnRopes, Router, Scales};
 use crate::spec::gguf::{self, Order};
 use crate::spec::{
     Attention, Block, Choice, ExpertGroups, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeAxes,
@@ -133,6 +133,9 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
     if config.num_deepstack_layers > 0 {
         keys.push(("n_deepstack_layers", count(config.num_deepstack_layers)));
     }
+    if let Arrangement::BesideIf(key) = family.arrangement {
+        keys.push((key, Value::Bool(config.blocks[0].sublayers[1].is_beside)));
+    }
     keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
     keys.extend(delta_nets(config)?);
     keys.extend(experts(config)?);
@@ -158,6 +161,12 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         "a head of its own"
     } else if config.family().gguf.architecture == Some("dots1") && shares_keys(config) {
         "fewer heads of keys than of queries"
+    } else if config.family().scales == Scales::Logits && config.blocks[0].sites[0].has_bias {
+        "biases of attention"
+    } else if config.family().no_rope == NoRope::Full
+        && config.blocks[0].attention().is_none_or(|it| it.heads.window.is_none())
+    {
+        "no window"
     } else if convs().any(|conv| conv.kernel_size == 1) {
         "convolutions over one token"
     } else if convs().count() == config.num_layers() {
@@ -277,9 +286,12 @@ fn of_router(
     Ok(keys)
 }
 
-/// The multipliers of Granite.
+/// The multipliers of Granite and of Cohere.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
 fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
+    if config.family().scales == Scales::Logits {
+        return vec![(gguf::LOGIT_SCALE, Value::F32((1.0 / config.logit_divisor) as f32))];
+    }
     if config.family().scales != Scales::Multipliers {
         return Vec::new();
     }
@@ -316,6 +328,7 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
     let has_rope = |block: &Block| block.attention().is_none_or(|attention| attention.rope.is_some());
     let expected = |layer: usize| match family.no_rope {
         NoRope::LastOf(every) => !(layer + 1).is_multiple_of(every),
+        NoRope::Full => config.blocks[layer].attention().is_some_and(|it| it.heads.window.is_some()),
         _ => true,
     };
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
@@ -341,7 +354,7 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
     let as_implied = |(layer, attention): (usize, &&Attention)| {
         attention.heads.window == window.filter(|_| has_window(layer))
-            && attention.rope == Some(usize::from(has_window(layer) && config.ropes.len() > 1))
+            && attention.rope.is_none_or(|rope| rope == usize::from(has_window(layer) && config.ropes.len() > 1))
     };
     if !attentions.iter().enumerate().all(as_implied) {
         return refused(config, "windows in other layers than the family's");

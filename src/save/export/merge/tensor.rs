@@ -16,7 +16,7 @@ use crate::ops::quantised::Quantised;
 use crate::save::export::adapter_file::{EMBEDDING, HEAD, TOKENS};
 use crate::save::export::{AdapterWeights, ExportError, HostMatrix, SavedAdapter, check_adapter, read_adapter};
 use crate::schema::Problem;
-use crate::spec::{ModelConfig, Role, Site};
+use crate::spec::{ModelConfig, Site};
 use crate::util::faults;
 
 /// Differences between weights.
@@ -93,7 +93,7 @@ impl Merging {
         let shapes = selection.adapted_modules(&config).map(|(module, _, shape)| (module, shape)).collect();
         let weight = |(name, _): (String, &Site)| format!("{name}.weight");
         let linears = config.sites().map(weight).collect();
-        let codable = config.sites().filter(|(_, site)| site.role == Role::Linear).map(weight).collect();
+        let codable = config.sites().filter(|(_, site)| site.role.is_plain()).map(weight).collect();
         let mut tensors = config.expected_tensors();
         if let (Some(_), Weights::Files(files)) = (config.nesting, &base) {
             // Some have the language model under the names that it has alone.
