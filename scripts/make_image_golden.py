@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Golden files of models that see: what transformers + PEFT make of images, in f32 on the CPU, for our tests to compare with.
 
-usage: make_image_golden.py FOLDER      (tests/golden/images-*: config.json and preprocessor_config.json are there already)
+usage: make_image_golden.py FOLDER [--pairs]      (tests/golden/images-*: config.json and preprocessor_config.json are there already)
 
 Beside the packages of `requirements.txt` it needs torchvision, of the version that fits torch.
 
@@ -9,7 +9,8 @@ FOLDER gets three images of odd sizes (PNG), tokenizer.json and tokenizer_config
 rows.jsonl, and golden.json: of each image SHA-256 of the scaled pixels (f32, little-endian, piece by piece and channel by channel); names, shapes and
 bounds of the model's tensors, whose numbers follow from their names as in make_golden.py; token ids of the rows and which carry loss;
 loss and, for every tensor of the adapters, norm and projections of its gradient; the losses of 20 steps on all rows. golden.safetensors: features of all images, and logits
-of the first row. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
+of the first row. pairs.jsonl: rows of preferences, and pairs.json: their token ids, DPO's loss (sigmoid, beta 0.1, the model without
+adapters as the reference) and the norm of its gradient in every tensor of the adapters; `--pairs` writes these alone. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
 the processor makes of what stands for an image.
 """
 
@@ -61,6 +62,27 @@ ROWS = [
     {"messages": [{"role": "user", "content": "Is <image> like <image>?"}, {"role": "assistant", "content": "Not much."}],
      "images": ["c.png", {"path": "a.png", "bytes": None}]},
 ]
+
+def said(role: str, *content) -> dict:
+    """A message of images and texts."""
+    parts = [{"type": "image", "path": part} if part.endswith(".png") else {"type": "text", "text": part} for part in content]
+    return {"role": role, "content": parts if role == "user" else content[0]}
+
+
+# As people write them, and what all of them are: the conversations of a chosen and of a rejected answer.
+PAIRS = [
+    ({"images": ["a.png"], "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}],
+      "chosen": [said("assistant", "Noise.")], "rejected": [said("assistant", "A cat, I think.")]},
+     [said("user", "a.png", "What?"), said("assistant", "Noise.")], [said("user", "a.png", "What?"), said("assistant", "A cat, I think.")]),
+    ({"image": "b.png", "prompt": "Is <image> tall?", "chosen": "Yes.", "rejected": "It is wide."},
+     [said("user", "Is ", "b.png", " tall?"), said("assistant", "Yes.")], [said("user", "Is ", "b.png", " tall?"), said("assistant", "It is wide.")]),
+    ({"chosen": [said("user", "c.png", "Or ", "a.png"), said("assistant", "The first.")],
+      "rejected": [said("user", "c.png", "Or ", "a.png"), said("assistant", "The second one.")]},
+     [said("user", "c.png", "Or ", "a.png"), said("assistant", "The first.")], [said("user", "c.png", "Or ", "a.png"), said("assistant", "The second one.")]),
+    ({"prompt": "No image.", "chosen": "None.", "rejected": "One."},
+     [said("user", "No image."), said("assistant", "None.")], [said("user", "No image."), said("assistant", "One.")]),
+]
+BETA = 0.1
 LORA = {"r": 4, "lora_alpha": 8}
 LEARNING_RATE = 1e-3
 CASES = [("a.png", 96, 64), ("a.png", 30, 20), ("b.png", 32, 80), ("b.png", 60, 45), ("c.png", 48, 17), ("c.png", 32, 64)]
@@ -195,6 +217,41 @@ def without(model, config, batch) -> list:
     return [case.logits[0].detach() for case in cases]
 
 
+def encoded(row, folder: pathlib.Path, tokenizer, processor, config):
+    """What a model gets of a row, and its labels: those of the last message."""
+    messages, names = messages_of(row)
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
+    opened = [Image.open(folder / name).convert("RGB") for name in names]
+    batch = processor(text=text, images=opened or None, add_special_tokens=False, return_tensors="pt")
+    before = processor(text=prompt, images=opened or None, add_special_tokens=False, return_tensors="pt")["input_ids"].shape[1]
+    labels = batch["input_ids"].clone()
+    labels[:, :before] = -100
+    return {key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels
+
+
+def write_pairs(folder: pathlib.Path, adapted, named: dict, encode) -> None:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _, _ in PAIRS))
+    golden = {"ids": [], "losses": [], "gradient_norms": {}}
+    for tensor in named.values():
+        tensor.grad = None
+    for _, *answers in PAIRS:
+        ratios = []
+        for messages in answers:
+            batch, labels = encode({"messages": messages})
+            golden["ids"].append(batch["input_ids"][0].tolist())
+            with torch.no_grad(), adapted.disable_adapter():
+                reference = loss_sum(adapted(**batch).logits, labels)
+            ratios.append(reference - loss_sum(adapted(**batch).logits, labels))
+        loss = -torch.nn.functional.logsigmoid(BETA * (ratios[0] - ratios[1]))
+        (loss / len(PAIRS)).backward()
+        golden["losses"].append(loss.item())
+    for name, tensor in named.items():
+        golden["gradient_norms"][name] = float(np.linalg.norm(tensor.grad.numpy().astype(np.float64)))
+    (folder / "pairs.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    print("pairs", golden["losses"])
+
+
 def write_resized(folder: pathlib.Path):
     resized = []
     for source, to_width, to_height in CASES:
@@ -233,17 +290,17 @@ def main():
             bound = tensor.shape[-1] ** -0.5 if ".lora_A." in name else B_BOUND
             tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
     batches, num_targets, total = [], 0, 0.0
+    def encode(row):
+        return encoded(row, folder, tokenizer, processor, config)
+
+    write_pairs(folder, adapted, named, encode)
+    if "--pairs" in sys.argv:
+        return
+    for tensor in named.values():
+        tensor.grad = None
     for index, row in enumerate(ROWS):
-        messages, names = messages_of(row)
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
-        opened = [Image.open(folder / name).convert("RGB") for name in names]
-        batch = processor(text=text, images=opened or None, add_special_tokens=False, return_tensors="pt")
-        before = processor(text=prompt, images=opened or None, add_special_tokens=False, return_tensors="pt")["input_ids"].shape[1]
-        ids = batch["input_ids"]
-        labels = ids.clone()
-        labels[:, :before] = -100
-        batches.append(({key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels))
+        batches.append(encode(row))
+        ids, labels = batches[-1][0]["input_ids"], batches[-1][1]
         out = adapted(**batches[-1][0])
         loss = loss_sum(out.logits, labels)
         loss.backward()

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use lora_train::config::{DataConfig, DataSource, OptimizerConfig, TrainConfig};
+use lora_train::config::{
+    DataConfig, DataSource, ObjectiveConfig, ObjectiveName, OptimizerConfig, RowKind, TrainConfig,
+};
 use lora_train::data::batch::{Batch, RowSource};
 use lora_train::data::dataset::{Dataset, OpenOptions};
 use lora_train::data::encode::EncodedRow;
@@ -22,13 +24,15 @@ use lora_train::model::tower::{self, Tower};
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::model::{Model, load};
 use lora_train::spec::{Filter, ModelConfig, Vision};
+use lora_train::train::objective::objective;
 use lora_train::train::step::TrainStep;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::common::families::formula;
 use crate::common::{lora_train, stderr};
-use crate::golden::{Golden, assert_near, compare_gradients, numbers, values};
+use crate::golden::{Golden, assert_near, compare_gradients, name_in_file, numbers, values};
+use crate::preferences::norm;
 
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
@@ -99,14 +103,18 @@ struct Seen {
 }
 
 /// The rows of the golden files, and the model with the features of their images.
-fn seen((family, max_length): (&str, usize), folder: &Path) -> Seen {
+fn seen(family: (&str, usize), folder: &Path) -> Seen {
+    seen_in(family, folder, ("rows.jsonl", RowKind::default()))
+}
+
+fn seen_in((family, max_length): (&str, usize), folder: &Path, (rows, row_kind): (&str, RowKind)) -> Seen {
     let golden = write_model(family, folder);
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let vision = Vision::of_folder(folder, &config).unwrap().unwrap();
     let limits = Limits { folder: None, most_pixels: None, max_length };
     let images = Arc::new(Images::new(Ok(vision.clone()), limits));
-    let source = DataSource { path: folder.join("rows.jsonl").display().to_string(), ..DataSource::default() };
-    let data = DataConfig { train: vec![source], max_length, ..DataConfig::default() };
+    let source = DataSource { path: folder.join(rows).display().to_string(), ..DataSource::default() };
+    let data = DataConfig { train: vec![source], max_length, row_kind, ..DataConfig::default() };
     let options = OpenOptions { images: Some(Arc::clone(&images)), ..OpenOptions::default() };
     let data = Dataset::open(&data, Arc::new(Tokenizer::open(folder).unwrap()), 0, &options).unwrap();
     let files = WeightFiles::open(folder).unwrap();
@@ -179,11 +187,48 @@ fn pixels_features_and_tokens_are_those_of_transformers() {
         assert_eq!(images.all().len(), 3);
         for (index, expected) in golden.json["rows"].as_array().unwrap().iter().enumerate() {
             let (_, row) = data.train_row(index).unwrap();
-            let ids: Vec<u32> =
-                row.ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect();
-            assert_eq!(json!(ids), expected["ids"], "{family:?}, row {index}");
+            assert_eq!(json!(in_vocabulary(&row.ids, &images)), expected["ids"], "{family:?}, row {index}");
             let carries_loss: Vec<u8> = row.carries_loss.iter().map(|loss| u8::from(*loss)).collect();
             assert_eq!(json!(carries_loss), expected["carries_loss"], "{family:?}, row {index}");
+        }
+    }
+}
+
+/// Ids of tokens as the vocabulary has them.
+fn in_vocabulary(ids: &[u32], images: &Images) -> Vec<u32> {
+    ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect()
+}
+
+#[test]
+fn preferences_among_answers_to_images_have_the_loss_and_gradients_that_follow_from_transformers() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let Seen { golden, data, model, images, .. } = seen_in(family, folder.path(), ("pairs.jsonl", RowKind::Pair));
+        let expected = json_of(family.0, "pairs.json");
+        let rows: Vec<_> = (0..data.num_train_rows()).map(|row| vec![data.train_row(row).unwrap()]).collect();
+        let sequences = rows.iter().flat_map(|row| {
+            let row = &row[0].1;
+            row.sequences().into_iter().map(|sequence| in_vocabulary(&row.ids[sequence], &images))
+        });
+        assert_eq!(json!(sequences.collect::<Vec<_>>()), expected["ids"], "{family:?}");
+
+        let config = ObjectiveConfig { name: ObjectiveName::Dpo, ..ObjectiveConfig::default() };
+        let adapters = Golden::adapters(&golden.json, &model);
+        let (train, optimizer) = (TrainConfig::default(), OptimizerConfig::default());
+        let step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);
+        let mut step = step.with_objective(objective(&config));
+        let losses = numbers(&expected["losses"], |loss| loss.as_f64().unwrap());
+        assert_eq!(losses.len(), rows.len());
+        let batch_of = |rows: &[_]| Batch::of_kind(RowKind::Pair, rows, family.1);
+        for (row, loss) in rows.iter().zip(losses) {
+            let found = step.eval_loss(&batch_of(std::slice::from_ref(row))).mean().unwrap();
+            assert_near(found, loss, 1e-5, family.0);
+        }
+        step.forward_backward(&batch_of(&rows));
+        for (id, grad) in step.grads().iter() {
+            let key = name_in_file(step.adapters(), id);
+            let (expected, found) = (expected["gradient_norms"][&key].as_f64().unwrap(), norm(grad) / 4.0);
+            assert!((found - expected).abs() <= 1e-3 * expected, "{family:?}: {key}: {found} and {expected}");
         }
     }
 }
@@ -297,7 +342,8 @@ fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
 }
 
 const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 64\n[[data.train]]\npath = \"rows.jsonl\"\n\
-                      [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n[device]\nname = \"cpu\"\n";
+                      [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n\
+                      [eval.task]\nmetric = \"exact_match\"\nmax_new_tokens = 4\n[device]\nname = \"cpu\"\n";
 
 #[test]
 fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
@@ -325,7 +371,7 @@ fn train_and_ask((family, tokens): (&str, &str)) {
     let first = kept();
     assert_eq!(first.len(), 3);
     let losses = fs::read_to_string(path.join("run/metrics.jsonl")).unwrap();
-    assert!(losses.contains("eval_loss"), "{losses}");
+    assert!(losses.contains("eval_loss") && losses.contains("eval_score"), "{losses}");
     let config = fs::read_to_string(path.join("run/adapter/adapter_config.json")).unwrap();
     assert!(config.contains("language_model") && !config.contains("vis"), "{config}");
 
@@ -346,6 +392,34 @@ fn train_and_ask((family, tokens): (&str, &str)) {
         run_in(path, &["recipe.toml", "--set", "data.image_max_pixels=600", "--set", "output_dir=small"]);
     assert!(is_done, "{said}");
     assert_eq!(kept().len(), 6);
+}
+
+#[test]
+fn answers_to_images_are_written_and_rewarded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    let row = |image: &str, text: &str| json!({"images": [image], "prompt": text}).to_string() + "\n";
+    let rows = [row("a.png", "What?"), row("c.png", "What?"), json!({"prompt": "No image."}).to_string()].concat();
+    fs::write(path.join("prompts.jsonl"), rows).unwrap();
+    let reward = "def few(prompts, completions, images, **columns):\n    asked = [prompt[0]['content'] for prompt in prompts]\n    \
+                  shown = [part['image'] for parts in asked if isinstance(parts, list) for part in parts if part['type'] == 'image']\n    \
+                  assert [of[0] for of in images if of] == [path.split('/')[-1] for path in shown], (images, shown)\n    \
+                  return [float(len(completion[0]['content'])) for completion in completions]\n";
+    fs::write(path.join("rewards.py"), reward).unwrap();
+    let recipe = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 64\n[[data.train]]\npath = \"prompts.jsonl\"\n\
+                  [objective]\nname = \"grpo\"\nnum_generations = 4\nmax_completion_length = 6\n[[objective.reward]]\nkind = \"python\"\n\
+                  file = \"rewards.py\"\nfunctions = [\"few\"]\n[train]\nmax_steps = 2\nmicro_batch_size = 3\n[device]\nname = \"cpu\"\n\
+                  [logging]\nrollouts = 12\n";
+    fs::write(path.join("recipe.toml"), recipe).unwrap();
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(is_done, "{said}");
+    let rollouts = fs::read_to_string(path.join("run/rollouts.jsonl")).unwrap();
+    assert_eq!(rollouts.lines().count(), 24, "{rollouts}");
+    let turns = "[objective.environment]\ncommand = [\"cat\"]\n";
+    fs::write(path.join("recipe.toml"), format!("{recipe}{turns}")).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+    assert!(!is_done && said.contains("plays episodes of text"), "{said}");
 }
 
 #[test]
