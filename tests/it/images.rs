@@ -26,6 +26,9 @@ use lora_train::model::{Model, load};
 use lora_train::spec::{Filter, ModelConfig, Vision};
 use lora_train::train::objective::objective;
 use lora_train::train::step::TrainStep;
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -112,7 +115,7 @@ fn seen_in((family, max_length): (&str, usize), folder: &Path, (rows, row_kind):
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let vision = Vision::of_folder(folder, &config).unwrap().unwrap();
     let limits = Limits { folder: None, most_pixels: None, max_length };
-    let images = Arc::new(Images::new(Ok(vision.clone()), limits));
+    let images = Arc::new(Images::new(Ok(vision.clone()), limits).of_rows());
     let source = DataSource { path: folder.join(rows).display().to_string(), ..DataSource::default() };
     let data = DataConfig { train: vec![source], max_length, row_kind, ..DataConfig::default() };
     let options = OpenOptions { images: Some(Arc::clone(&images)), ..OpenOptions::default() };
@@ -333,6 +336,58 @@ fn compare_shared(model: &Model, adapters: &AdapterSet, row: &[(RowSource, Encod
         step.update(1e-3).loss
     };
     assert_near(loss(&[together]), loss(&alike.map(|row| Batch::of_rows(&[row]))), 1e-6, "loss");
+}
+
+/// Writes a table with a column of texts, and what `datasets` makes of lists of images and of images: structs of bytes and paths.
+fn write_table(path: &Path, texts: [String; 2], [a, c]: [Vec<u8>; 2]) {
+    let image = "{ optional binary bytes; optional binary path (UTF8); }";
+    let schema = format!(
+        "message rows {{ required binary messages (UTF8); optional group images (LIST) {{ repeated group list {{ optional group element \
+         {image} }} }} optional group image {image} }}"
+    );
+    let schema = Arc::new(parse_message_type(&schema).unwrap());
+    let mut writer = SerializedFileWriter::new(fs::File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    let mut columns = writer.next_row_group().unwrap();
+    let texts = texts.map(|text| ByteArray::from(&*text));
+    let [a, c] = [a, c].map(ByteArray::from);
+    // Values, and how deep each place is defined and repeated.
+    let lists: [&[i16]; 2] = [&[4, 3, 0], &[4, 4, 0]];
+    for (values, defined, repeated) in [
+        (&texts[..], None, None),
+        (&[a], Some(lists[0]), Some(&[0, 1, 0][..])),
+        (&["a.png".into(), "b.png".into()], Some(lists[1]), Some(&[0, 1, 0])),
+        (&[c], Some(&[0, 2]), None),
+        (&[], Some(&[0, 1]), None),
+    ] {
+        let mut column = columns.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(values, defined, repeated).unwrap();
+        column.close().unwrap();
+    }
+    columns.close().unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn images_as_bytes_in_a_table_are_those_of_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    let said = |text: &str| json!([{"role": "user", "content": text}, {"role": "assistant", "content": "x"}]);
+    let messages = [said("<image> or <image>"), said("This?")];
+    let bytes = ["a.png", "c.png"].map(|name| fs::read(path.join(name)).unwrap());
+    write_table(&path.join("table.parquet"), messages.clone().map(|said| said.to_string()), bytes);
+    let rows = [json!(["a.png", "b.png"]), json!(["c.png"])];
+    let rows = rows.iter().zip(&messages).map(|(images, said)| json!({"messages": said, "images": images}));
+    fs::write(path.join("files.jsonl"), rows.map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    let found = ["table.parquet", "files.jsonl"].map(|name| {
+        let Seen { data, images, .. } = seen_in((MISTRAL3, 64), path, (name, RowKind::default()));
+        let rows: Vec<_> = (0..data.num_train_rows()).map(|row| data.train_row(row).unwrap().1).collect();
+        // What is in a row waits in a file, and is read from there again.
+        let seen = |image: &Arc<_>| images.pieces(image).unwrap();
+        (rows, images.all().iter().map(seen).collect::<Vec<_>>())
+    });
+    assert_eq!((found[0].0.len(), found[0].1.len()), (2, 3));
+    assert!(found[0] == found[1]);
 }
 
 /// Runs the command in `folder`, with a cache of its own there.

@@ -94,18 +94,19 @@ fn images_of(row: &Value) -> Result<Vec<String>, String> {
 fn source_of(item: &Value) -> Result<String, String> {
     match item {
         Value::String(source) => Ok(source.clone()),
-        Value::Object(keys) => match (&item["bytes"], item["path"].as_str().or(item["url"].as_str())) {
-            (Value::Null, Some(source)) => Ok(source.to_owned()),
-            (Value::Null, None) => {
-                Err(format!("has neither `path` nor `url`; it has {}", super::keys_of(&keys.clone().into())))
-            }
-            _ => {
-                Err("has an image as bytes in a table\n  hint: write images as files, and their paths into the rows"
-                    .into())
+        Value::Object(keys) => match (item["bytes"].as_str(), item["path"].as_str().or(item["url"].as_str())) {
+            (Some(bytes), _) => Ok(of_base64(bytes)),
+            (None, Some(source)) => Ok(source.to_owned()),
+            (None, None) => {
+                Err(format!("has neither `bytes`, `path` nor `url`; it has {}", super::keys_of(&keys.clone().into())))
             }
         },
         other => Err(format!("must be a path or a `data:` address, not {}", kind_of(other))),
     }
+}
+
+fn of_base64(bytes: &str) -> String {
+    if bytes.starts_with("data:") { bytes.to_owned() } else { format!("data:image;base64,{bytes}") }
 }
 
 /// Whether a content has a place for an image. `has_markers`: a text may have it.
@@ -166,11 +167,7 @@ fn own_source(part: &Value) -> Result<Option<String>, String> {
     let Some(key) = given else { return Ok(None) };
     let source =
         source_of(&part[key]).map_err(|reason| format!("a part of its `content` has `{key}`, which {reason}"))?;
-    Ok(Some(if key == "base64" && !source.starts_with("data:") {
-        format!("data:image;base64,{source}")
-    } else {
-        source
-    }))
+    Ok(Some(if key == "base64" { of_base64(&source) } else { source }))
 }
 
 /// Puts images before the parts of text that they were before.
