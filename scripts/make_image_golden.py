@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
 from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
-                          InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
+                          InternVLVideoProcessor, PaddleOCRVLImageProcessor, PaddleOCRVLProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
                           Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
@@ -44,10 +44,17 @@ MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 SPECIAL |= dict.fromkeys(QWEN, ["<s>", "</s>", "[INST]", "[/INST]", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"])
 MARKERS |= dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>")
+SPECIAL["paddleocr_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+MARKERS["paddleocr_vl"] = "<|IMAGE_PLACEHOLDER|>"
+# What templates write, where processors replace a part of that.
+AROUND = {"paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"}
+# Their tokens have three positions.
+THREE = [*QWEN, "paddleocr_vl"]
 # What processors ask their tokenizers for.
 NAMED = {
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
     "gemma3": {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
+    "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
 }
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
@@ -102,7 +109,7 @@ def sha(array) -> str:
 
 
 def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFast:
-    special, template = SPECIAL[family], TEMPLATE.replace("MARKER", MARKERS[family])
+    special, template = SPECIAL[family], TEMPLATE.replace("MARKER", AROUND.get(family, MARKERS[family]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(special + alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -174,6 +181,9 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         of_family, video = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}.get(
             config.model_type, (Qwen3VLProcessor, Qwen3VLVideoProcessor))
         return of_family(images, tokenizer, video()), lambda image: images(image, return_tensors="pt")
+    if config.model_type == "paddleocr_vl":
+        images = PaddleOCRVLImageProcessor(**given)
+        return PaddleOCRVLProcessor(images, tokenizer), lambda image: images(image, return_tensors="pt")
     images = SmolVLMImageProcessor(**given)
     num_tokens = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
     # That of SmolVLM does the same, and speaks of videos too.
@@ -182,9 +192,11 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
 
 def whole(out, config) -> np.ndarray:
     """The pixels of an image's pieces, `[pieces, 3, height, width]`, also of those that come in patches."""
-    if config.model_type not in QWEN:
+    if config.model_type not in THREE:
         return out["pixel_values"].numpy()
     (_, rows, columns), side, merge = out["image_grid_thw"][0].tolist(), config.vision_config.patch_size, config.vision_config.spatial_merge_size
+    if config.model_type not in QWEN:
+        return out["pixel_values"].reshape(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4).reshape(1, 3, rows * side, columns * side).numpy()
     patches = out["pixel_values"].reshape(rows // merge, columns // merge, merge, merge, 3, 2, side, side)
     assert torch.equal(patches[..., 0, :, :], patches[..., 1, :, :])
     return patches[..., 0, :, :].permute(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * side, columns * side).numpy()
@@ -204,7 +216,7 @@ def without(model, config, batch) -> list:
     if config.model_type == "gemma3":
         # Its images are seen from the left to the right then.
         return [model(**{key: value for key, value in batch.items() if key != "token_type_ids"}).logits[0].detach()]
-    if config.model_type not in QWEN:
+    if config.model_type not in THREE:
         return []
     positions = torch.arange(batch["input_ids"].shape[1]).expand(3, 1, -1)
     cases = [model(**{**batch, "position_ids": positions})]

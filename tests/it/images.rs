@@ -40,7 +40,7 @@ use crate::preferences::norm;
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
 /// Folders of golden files, and how many tokens a row may have there.
-const FAMILIES: [(&str, usize); 8] = [
+const FAMILIES: [(&str, usize); 9] = [
     (MISTRAL3, 64),
     (SMOLVLM, 256),
     ("images-internvl", 256),
@@ -49,7 +49,9 @@ const FAMILIES: [(&str, usize); 8] = [
     (QWEN2_5_VL, 96),
     (QWEN2_VL, 96),
     (GEMMA3, 96),
+    (PADDLEOCR, 96),
 ];
+const PADDLEOCR: &str = "images-paddleocr_vl";
 const QWEN2_VL: &str = "images-qwen2_vl";
 pub(crate) const GEMMA3: &str = "images-gemma3";
 pub(crate) const QWEN3_VL: &str = "images-qwen3_vl";
@@ -82,10 +84,13 @@ pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
             _ if family == SMOLVLM || family.starts_with("images-qwen3") => name.clone(),
-            Some(rest) if [QWEN2_5_VL, QWEN2_VL].contains(&family) => format!("model.{rest}"),
-            None if [QWEN2_5_VL, QWEN2_VL].contains(&family) && name == "lm_head.weight" => name.clone(),
+            Some(rest) if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) => format!("model.{rest}"),
+            None if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) && name == "lm_head.weight" => name.clone(),
             Some(rest) => format!("language_model.model.{rest}"),
             None if name == "lm_head.weight" => format!("language_model.{name}"),
+            None if family == PADDLEOCR => {
+                name.replace("model.projector.", "mlp_AR.").trim_start_matches("model.").to_owned()
+            }
             None => name.trim_start_matches("model.").to_owned(),
         };
         tensors.insert(name, (shape, bytes));
@@ -246,12 +251,16 @@ fn assert_close(found: &[f32], expected: &[f32], bound: f32, what: &str) {
 
 #[test]
 fn logits_losses_and_gradients_with_images_are_those_of_transformers_and_peft() {
-    FAMILIES.into_iter().filter(|(family, _)| !family.contains("qwen")).for_each(compare_training);
+    FAMILIES.into_iter().filter(|(family, _)| !has_three_positions(family)).for_each(compare_training);
 }
 
 #[test]
 fn those_of_models_with_three_positions_are_too() {
-    FAMILIES.into_iter().filter(|(family, _)| family.contains("qwen")).for_each(compare_training);
+    FAMILIES.into_iter().filter(|(family, _)| has_three_positions(family)).for_each(compare_training);
+}
+
+fn has_three_positions(family: &str) -> bool {
+    family.contains("qwen") || family == PADDLEOCR
 }
 
 fn compare_training(family: (&str, usize)) {
