@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Golden files of models that see: what transformers + PEFT make of images, in f32 on the CPU, for our tests to compare with.
 
-usage: make_image_golden.py FOLDER      (tests/golden/images-*: config.json and preprocessor_config.json are there already)
+usage: make_image_golden.py FOLDER [--pairs]      (tests/golden/images-*: config.json and preprocessor_config.json are there already)
 
 Beside the packages of `requirements.txt` it needs torchvision, of the version that fits torch.
 
@@ -9,7 +9,8 @@ FOLDER gets three images of odd sizes (PNG), tokenizer.json and tokenizer_config
 rows.jsonl, and golden.json: of each image SHA-256 of the scaled pixels (f32, little-endian, piece by piece and channel by channel); names, shapes and
 bounds of the model's tensors, whose numbers follow from their names as in make_golden.py; token ids of the rows and which carry loss;
 loss and, for every tensor of the adapters, norm and projections of its gradient; the losses of 20 steps on all rows. golden.safetensors: features of all images, and logits
-of the first row. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
+of the first row. pairs.jsonl: rows of preferences, and pairs.json: their token ids, DPO's loss (sigmoid, beta 0.1, the model without
+adapters as the reference) and the norm of its gradient in every tensor of the adapters; `--pairs` writes these alone. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
 the processor makes of what stands for an image.
 """
 
@@ -26,7 +27,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
 from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
-                          InternVLVideoProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
+                          InternVLVideoProcessor, PaddleOCRVLImageProcessor, PaddleOCRVLProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
                           Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
@@ -43,10 +44,17 @@ MARKERS = {"mistral3": "[IMG]", "smolvlm": "<image>", "internvl": "<IMG_CONTEXT>
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 SPECIAL |= dict.fromkeys(QWEN, ["<s>", "</s>", "[INST]", "[/INST]", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"])
 MARKERS |= dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>")
+SPECIAL["paddleocr_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
+MARKERS["paddleocr_vl"] = "<|IMAGE_PLACEHOLDER|>"
+# What templates write, where processors replace a part of that.
+AROUND = {"paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"}
+# Their tokens have three positions.
+THREE = [*QWEN, "paddleocr_vl"]
 # What processors ask their tokenizers for.
 NAMED = {
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
     "gemma3": {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
+    "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
 }
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
@@ -61,6 +69,27 @@ ROWS = [
     {"messages": [{"role": "user", "content": "Is <image> like <image>?"}, {"role": "assistant", "content": "Not much."}],
      "images": ["c.png", {"path": "a.png", "bytes": None}]},
 ]
+
+def said(role: str, *content) -> dict:
+    """A message of images and texts."""
+    parts = [{"type": "image", "path": part} if part.endswith(".png") else {"type": "text", "text": part} for part in content]
+    return {"role": role, "content": parts if role == "user" else content[0]}
+
+
+# As people write them, and what all of them are: the conversations of a chosen and of a rejected answer.
+PAIRS = [
+    ({"images": ["a.png"], "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}],
+      "chosen": [said("assistant", "Noise.")], "rejected": [said("assistant", "A cat, I think.")]},
+     [said("user", "a.png", "What?"), said("assistant", "Noise.")], [said("user", "a.png", "What?"), said("assistant", "A cat, I think.")]),
+    ({"image": "b.png", "prompt": "Is <image> tall?", "chosen": "Yes.", "rejected": "It is wide."},
+     [said("user", "Is ", "b.png", " tall?"), said("assistant", "Yes.")], [said("user", "Is ", "b.png", " tall?"), said("assistant", "It is wide.")]),
+    ({"chosen": [said("user", "c.png", "Or ", "a.png"), said("assistant", "The first.")],
+      "rejected": [said("user", "c.png", "Or ", "a.png"), said("assistant", "The second one.")]},
+     [said("user", "c.png", "Or ", "a.png"), said("assistant", "The first.")], [said("user", "c.png", "Or ", "a.png"), said("assistant", "The second one.")]),
+    ({"prompt": "No image.", "chosen": "None.", "rejected": "One."},
+     [said("user", "No image."), said("assistant", "None.")], [said("user", "No image."), said("assistant", "One.")]),
+]
+BETA = 0.1
 LORA = {"r": 4, "lora_alpha": 8}
 LEARNING_RATE = 1e-3
 CASES = [("a.png", 96, 64), ("a.png", 30, 20), ("b.png", 32, 80), ("b.png", 60, 45), ("c.png", 48, 17), ("c.png", 32, 64)]
@@ -80,7 +109,7 @@ def sha(array) -> str:
 
 
 def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFast:
-    special, template = SPECIAL[family], TEMPLATE.replace("MARKER", MARKERS[family])
+    special, template = SPECIAL[family], TEMPLATE.replace("MARKER", AROUND.get(family, MARKERS[family]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(special + alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -152,6 +181,9 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         of_family, video = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}.get(
             config.model_type, (Qwen3VLProcessor, Qwen3VLVideoProcessor))
         return of_family(images, tokenizer, video()), lambda image: images(image, return_tensors="pt")
+    if config.model_type == "paddleocr_vl":
+        images = PaddleOCRVLImageProcessor(**given)
+        return PaddleOCRVLProcessor(images, tokenizer), lambda image: images(image, return_tensors="pt")
     images = SmolVLMImageProcessor(**given)
     num_tokens = (vision.image_size // vision.patch_size // config.scale_factor) ** 2
     # That of SmolVLM does the same, and speaks of videos too.
@@ -160,9 +192,11 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
 
 def whole(out, config) -> np.ndarray:
     """The pixels of an image's pieces, `[pieces, 3, height, width]`, also of those that come in patches."""
-    if config.model_type not in QWEN:
+    if config.model_type not in THREE:
         return out["pixel_values"].numpy()
     (_, rows, columns), side, merge = out["image_grid_thw"][0].tolist(), config.vision_config.patch_size, config.vision_config.spatial_merge_size
+    if config.model_type not in QWEN:
+        return out["pixel_values"].reshape(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4).reshape(1, 3, rows * side, columns * side).numpy()
     patches = out["pixel_values"].reshape(rows // merge, columns // merge, merge, merge, 3, 2, side, side)
     assert torch.equal(patches[..., 0, :, :], patches[..., 1, :, :])
     return patches[..., 0, :, :].permute(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * side, columns * side).numpy()
@@ -182,7 +216,7 @@ def without(model, config, batch) -> list:
     if config.model_type == "gemma3":
         # Its images are seen from the left to the right then.
         return [model(**{key: value for key, value in batch.items() if key != "token_type_ids"}).logits[0].detach()]
-    if config.model_type not in QWEN:
+    if config.model_type not in THREE:
         return []
     positions = torch.arange(batch["input_ids"].shape[1]).expand(3, 1, -1)
     cases = [model(**{**batch, "position_ids": positions})]
@@ -193,6 +227,41 @@ def without(model, config, batch) -> list:
         positions[axis] = found[0]
         cases.append(model(**{**batch, "position_ids": positions}))
     return [case.logits[0].detach() for case in cases]
+
+
+def encoded(row, folder: pathlib.Path, tokenizer, processor, config):
+    """What a model gets of a row, and its labels: those of the last message."""
+    messages, names = messages_of(row)
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
+    opened = [Image.open(folder / name).convert("RGB") for name in names]
+    batch = processor(text=text, images=opened or None, add_special_tokens=False, return_tensors="pt")
+    before = processor(text=prompt, images=opened or None, add_special_tokens=False, return_tensors="pt")["input_ids"].shape[1]
+    labels = batch["input_ids"].clone()
+    labels[:, :before] = -100
+    return {key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels
+
+
+def write_pairs(folder: pathlib.Path, adapted, named: dict, encode) -> None:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _, _ in PAIRS))
+    golden = {"ids": [], "losses": [], "gradient_norms": {}}
+    for tensor in named.values():
+        tensor.grad = None
+    for _, *answers in PAIRS:
+        ratios = []
+        for messages in answers:
+            batch, labels = encode({"messages": messages})
+            golden["ids"].append(batch["input_ids"][0].tolist())
+            with torch.no_grad(), adapted.disable_adapter():
+                reference = loss_sum(adapted(**batch).logits, labels)
+            ratios.append(reference - loss_sum(adapted(**batch).logits, labels))
+        loss = -torch.nn.functional.logsigmoid(BETA * (ratios[0] - ratios[1]))
+        (loss / len(PAIRS)).backward()
+        golden["losses"].append(loss.item())
+    for name, tensor in named.items():
+        golden["gradient_norms"][name] = float(np.linalg.norm(tensor.grad.numpy().astype(np.float64)))
+    (folder / "pairs.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    print("pairs", golden["losses"])
 
 
 def write_resized(folder: pathlib.Path):
@@ -233,17 +302,17 @@ def main():
             bound = tensor.shape[-1] ** -0.5 if ".lora_A." in name else B_BOUND
             tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
     batches, num_targets, total = [], 0, 0.0
+    def encode(row):
+        return encoded(row, folder, tokenizer, processor, config)
+
+    write_pairs(folder, adapted, named, encode)
+    if "--pairs" in sys.argv:
+        return
+    for tensor in named.values():
+        tensor.grad = None
     for index, row in enumerate(ROWS):
-        messages, names = messages_of(row)
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
-        opened = [Image.open(folder / name).convert("RGB") for name in names]
-        batch = processor(text=text, images=opened or None, add_special_tokens=False, return_tensors="pt")
-        before = processor(text=prompt, images=opened or None, add_special_tokens=False, return_tensors="pt")["input_ids"].shape[1]
-        ids = batch["input_ids"]
-        labels = ids.clone()
-        labels[:, :before] = -100
-        batches.append(({key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels))
+        batches.append(encode(row))
+        ids, labels = batches[-1][0]["input_ids"], batches[-1][1]
         out = adapted(**batches[-1][0])
         loss = loss_sum(out.logits, labels)
         loss.backward()

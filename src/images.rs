@@ -5,7 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,11 +15,13 @@ use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
 use crate::spec::{Cut, Grid, Vision};
+use crate::util::files::temporary;
 
 mod features;
 pub mod picture;
 pub mod resize;
 
+use features::read_exact_at;
 pub use features::{FeatureKey, FeatureWriter, Features, is_of_image};
 use picture::Picture;
 use resize::resize;
@@ -38,6 +41,8 @@ pub struct Images {
     /// Or why there is none.
     vision: Result<Vision, String>,
     limits: Limits,
+    /// Whether bytes of images that are no files wait on disk.
+    spools: bool,
     found: Mutex<Found>,
 }
 
@@ -59,6 +64,8 @@ struct Found {
     by_content: HashMap<[u8; 32], u32>,
     /// By the id of their first token.
     images: BTreeMap<u32, Arc<Image>>,
+    /// A file without a name, and its length.
+    spool: Option<(File, u64)>,
 }
 
 /// An image that a row names.
@@ -79,6 +86,8 @@ pub struct Image {
 enum Source {
     File(PathBuf),
     Bytes(Vec<u8>),
+    /// A place in the spool.
+    Spooled(Range<u64>),
 }
 
 /// A piece of an image as a vision tower takes it.
@@ -94,7 +103,13 @@ impl Images {
     /// Reads images for a tower; where that cannot be, this is why.
     #[must_use]
     pub fn new(vision: Result<Vision, String>, limits: Limits) -> Self {
-        Self { vision, limits, found: Mutex::default() }
+        Self { vision, limits, spools: false, found: Mutex::default() }
+    }
+
+    /// The same for rows, of which many may have their images in them: these wait in a temporary file until they are encoded.
+    #[must_use]
+    pub fn of_rows(self) -> Self {
+        Self { spools: true, ..self }
     }
 
     /// The tower that they are read for.
@@ -169,9 +184,29 @@ impl Images {
             found.by_name.insert(name.to_owned(), first_id);
         }
         found.by_content.insert(content, first_id);
-        let name = shown(name);
-        let image = || Arc::new(Image { name, source, content, cut, first_id });
-        Ok(Arc::clone(found.images.entry(first_id).or_insert_with(image)))
+        if let Some(known) = found.images.get(&first_id) {
+            return Ok(Arc::clone(known));
+        }
+        let source =
+            if let (Source::Bytes(bytes), true) = (&source, self.spools) { found.spool(bytes)? } else { source };
+        let image = Arc::new(Image { name: shown(name), source, content, cut, first_id });
+        found.images.insert(first_id, Arc::clone(&image));
+        Ok(image)
+    }
+
+    /// The bytes of an image, in the format of its file.
+    fn bytes(&self, image: &Image) -> Result<Vec<u8>, String> {
+        match &image.source {
+            Source::File(path) => of_file(path),
+            Source::Bytes(bytes) => Ok(bytes.clone()),
+            Source::Spooled(place) => {
+                let mut bytes = vec![0; usize::try_from(place.end - place.start).unwrap_or(usize::MAX)];
+                let found = self.found();
+                let (file, _) = found.spool.as_ref().ok_or("is not there any more")?;
+                read_exact_at(file, &mut bytes, place.start).map_err(|error| format!("cannot be read: {error}"))?;
+                Ok(bytes)
+            }
+        }
     }
 
     /// Forgets images that nobody holds, first those that were read first, until the rest and their features take no more than this,
@@ -215,10 +250,7 @@ impl Images {
     /// # Errors
     /// What cannot be read any more, or is damaged.
     pub fn pieces(&self, image: &Image) -> Result<Vec<Scaled>, String> {
-        let picture = match &image.source {
-            Source::File(path) => Picture::decode(&of_file(path)?)?,
-            Source::Bytes(bytes) => Picture::decode(bytes)?,
-        };
+        let picture = Picture::decode(&self.bytes(image)?)?;
         let vision = self.vision()?;
         let resized = |Picture { size, pixels }, to: [usize; 2]| Picture {
             size: to,
@@ -256,6 +288,20 @@ impl Image {
 }
 
 impl Found {
+    /// Puts bytes behind those that wait already.
+    fn spool(&mut self, bytes: &[u8]) -> Result<Source, String> {
+        let (file, start) = match self.spool.take() {
+            Some(spool) => spool,
+            None => (temporary()?, 0),
+        };
+        let written = (&file).seek(SeekFrom::Start(start)).and_then(|_| (&file).write_all(bytes));
+        let end = start + bytes.len() as u64;
+        self.spool = Some((file, if written.is_ok() { end } else { start }));
+        let hint = "TMPDIR names a folder with more room";
+        written.map_err(|error| format!("cannot be written to a temporary file: {error}\n  hint: {hint}"))?;
+        Ok(Source::Spooled(start..end))
+    }
+
     /// The first of so many ids that no image has: behind all others, or where some were forgotten.
     fn free_ids(&self, num_tokens: usize) -> Option<u32> {
         let (num_tokens, mut start) = (u32::try_from(num_tokens).ok()?, FIRST_IMAGE_ID);

@@ -179,6 +179,12 @@ impl Dataset {
         self.images.as_ref()
     }
 
+    /// Whether a row has an image.
+    #[must_use]
+    pub fn has_images(&self) -> bool {
+        self.images.as_ref().is_some_and(|images| !images.all().is_empty())
+    }
+
     /// The chat template; `None` if no rows are written with one.
     #[must_use]
     pub fn template(&self) -> Option<&ChatTemplate> {

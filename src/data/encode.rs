@@ -13,7 +13,7 @@ use crate::images::Images;
 
 mod images;
 
-pub(crate) use images::taken_out;
+pub(crate) use images::{InText, taken_out};
 
 /// A row as token ids with its loss mask.
 #[derive(Clone, Debug, Default, PartialEq)]

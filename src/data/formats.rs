@@ -15,6 +15,7 @@ mod images;
 mod preference;
 
 use detect::{list_in, longest, refuse_preferences};
+use images::RowImages;
 
 /// What one row trains on.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,7 +163,8 @@ impl RowFormat {
     pub fn read(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
         if self.is_detected {
             refuse_preferences(row)?;
-            if self.list_column().is_none() {
+            let sees = self.images.is_some() && template.is_some() && self.format != DataFormat::Text;
+            if self.list_column().is_none() && !sees {
                 self.refuse_other_media(row)?;
             }
         }
@@ -181,11 +183,11 @@ impl RowFormat {
                 messages.extend(self.conversation_of(row, &turns, template, ("turn", chat::turn))?);
                 self.chat(messages, row)
             }
-            DataFormat::Alpaca => self.alpaca(row, template.is_some()),
+            DataFormat::Alpaca => self.alpaca(row, template),
             DataFormat::PromptCompletion => {
                 let (prompt, completion) = (self.text_of(row, "prompt")?, self.completion(row)?);
                 if template.is_some() {
-                    return Ok(self.asked(None, &prompt, &completion));
+                    return self.asked(None, &prompt, &completion, &self.images_beside(row, template)?);
                 }
                 Ok(Sample::Completion { prompt: prompt.into_owned(), completion: completion.into_owned() })
             }
@@ -204,37 +206,60 @@ impl RowFormat {
         template: Option<&ChatTemplate>,
         (what, read): (&str, ReadMessage),
     ) -> Result<Vec<Value>, String> {
-        let read = |index: usize, message: &Value| {
-            read(message, template).map_err(|reason| format!("{what} {}: {reason}", index + 1))
+        let images = self.images_of(row, template)?;
+        let read = |(index, message): (usize, &Value)| {
+            images
+                .read(message, |message| read(message, template))
+                .map_err(|reason| format!("{what} {}: {reason}", index + 1))
         };
+        let mut messages = list.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+        images.place(&mut messages)?;
+        Ok(messages)
+    }
+
+    /// The images of a row, which is refused where it has media that are not seen.
+    fn images_of(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<RowImages<'_>, String> {
         match self.images.as_ref().filter(|_| template.is_some_and(ChatTemplate::reads_parts)) {
             Some(folder) => {
                 refuse_media_but(row, &["image", "images"])?;
-                images::read_with_images(row, list, folder, read)
+                RowImages::of(row, folder)
             }
-            None => {
-                refuse_media(row)?;
-                list.iter().enumerate().map(|(index, message)| read(index, message)).collect()
-            }
+            None => refuse_media(row).map(|()| RowImages::default()),
         }
     }
 
-    /// A question, its answer, and what goes before them.
-    fn asked(&self, system: Option<&str>, question: &str, answer: &str) -> Sample {
-        let system = system.or(self.system.as_deref()).map(|system| json!({"role": "system", "content": system}));
-        let turns = [json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})];
-        Sample::Chat { messages: system.into_iter().chain(turns).collect(), tools: None }
+    /// The images of a row beside its texts; where the recipe names these and the model sees none, they alone are meant.
+    fn images_beside(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<RowImages<'_>, String> {
+        if self.images.is_none() && !self.is_detected {
+            return Ok(RowImages::default());
+        }
+        self.images_of(row, template)
     }
 
-    fn alpaca(&self, row: &Value, has_template: bool) -> Result<Sample, String> {
+    /// A question, its answer, and what goes before them.
+    fn asked(
+        &self,
+        system: Option<&str>,
+        question: &str,
+        answer: &str,
+        images: &RowImages<'_>,
+    ) -> Result<Sample, String> {
+        let system = system.or(self.system.as_deref()).map(|system| json!({"role": "system", "content": system}));
+        let turns = [user(question, images)?, json!({"role": "assistant", "content": answer})];
+        let mut messages: Vec<Value> = system.into_iter().chain(turns).collect();
+        images.place(&mut messages)?;
+        Ok(Sample::Chat { messages, tools: None })
+    }
+
+    fn alpaca(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
         let instruction = self.text_of(row, "instruction")?;
         let input = self.optional_text(row, "input")?.filter(|input| !input.is_empty());
         let system = self.optional_text(row, "system")?.filter(|system| !system.is_empty());
         let output = self.text_of(row, "output")?;
         let (system, input) = (system.as_deref(), input.as_deref());
-        if has_template {
+        if template.is_some() {
             let text = input.map_or_else(|| instruction.to_string(), |input| format!("{instruction}\n{input}"));
-            return Ok(self.asked(system, &text, &output));
+            return self.asked(system, &text, &output, &self.images_beside(row, template)?);
         }
         let system = system.or(self.system.as_deref()).map(|system| format!("{system}\n\n")).unwrap_or_default();
         let prompt = format!("{system}{}", alpaca_prompt(&instruction, input));
@@ -452,6 +477,11 @@ fn refuse_media_but(row: &Value, read: &[&str]) -> Result<(), String> {
         Some(name) => Err(format!("the row has `{name}`; {TEXT_ONLY}")),
         None => Ok(()),
     }
+}
+
+/// A message of the user.
+fn user(text: &str, images: &RowImages<'_>) -> Result<Value, String> {
+    images.read(&json!({"role": "user", "content": text}), |message| Ok(message.clone()))
 }
 
 /// The prompt of Stanford Alpaca (Taori et al., 2023; `train.py`).

@@ -232,7 +232,7 @@ impl Features {
     }
 }
 
-fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+pub(super) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     use std::io::{Seek as _, SeekFrom};
     let mut file = file;
     file.seek(SeekFrom::Start(offset))?;

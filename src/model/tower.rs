@@ -117,7 +117,12 @@ impl Tower {
         let x = self.linear(&by_patch, &self.patches);
         let x = if let Some(class) = &self.class { Tensor::cat(vec![class.clone(), x], 0) } else { x };
         let x = match (&self.positions, self.vision.encoder.kind) {
-            (Some(of_square), EncoderKind::Qwen3 { side, .. }) => x + places.between(of_square, side, &self.device),
+            (Some(of_square), EncoderKind::Qwen3 { side, .. }) => {
+                x + places.between(of_square, (side, true), &self.device)
+            }
+            (Some(of_square), EncoderKind::PaddleOcr { side, .. }) => {
+                x + places.between(of_square, (side, false), &self.device)
+            }
             (Some(positions), _) => x + positions.clone(),
             (None, _) => x,
         };

@@ -15,12 +15,17 @@ use crate::model::weights::{WeightFiles, Weights};
 use crate::spec::{ModelConfig, Vision};
 use crate::util::failure::Failure;
 
-/// What reads the images of rows for the model in a folder, if it has a tower of a kind that is known.
-pub(crate) fn images(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Arc<Images>> {
+/// What reads the images of rows for the model in a folder, if it has a tower.
+pub(crate) fn images_of_rows(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Arc<Images>> {
+    images(folder, config, data).map(|images| Arc::new(images.of_rows()))
+}
+
+/// What reads images for the model in a folder, if it has a tower.
+pub(crate) fn images(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Images> {
     let vision = Vision::of_folder(folder, config).map_err(|problems| problems.to_string()).transpose()?;
     let DataConfig { image_folder, image_max_pixels, max_length, .. } = data;
     let (folder, most_pixels) = (image_folder.clone(), *image_max_pixels);
-    Some(Arc::new(Images::new(vision, Limits { folder, most_pixels, max_length: *max_length })))
+    Some(Images::new(vision, Limits { folder, most_pixels, max_length: *max_length }))
 }
 
 /// The model with what it sees in place of images, if there are any; its tower is among the weights in the folder.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::images::images;
+use super::images::images_of_rows;
 use crate::config::{DataConfig, Init, LoraConfig, ModelOptions, Precision, Residency};
 use crate::data::batch::padded_length;
 use crate::data::dataset::{Dataset, OpenOptions};
@@ -224,8 +224,11 @@ impl ModelSource {
         options: &OpenOptions<'_>,
     ) -> Result<Dataset, Failure> {
         let tokenizer = self.tokenizer().map_err(|failure| failure.about("model.path"))?;
-        let options =
-            OpenOptions { cache: options.cache.clone(), images: images(&self.folder, &self.config, data), ..*options };
+        let options = OpenOptions {
+            cache: options.cache.clone(),
+            images: images_of_rows(&self.folder, &self.config, data),
+            ..*options
+        };
         Dataset::open(data, Arc::new(tokenizer), seed, &options).map_err(|error| match error {
             DataError::Interrupted => Failure::Interrupted,
             error => data_failure(error),

@@ -103,7 +103,15 @@ pub enum EncoderKind {
         /// Base of the frequencies of rows and columns.
         rope_theta: f64,
     },
-    /// The same without these vectors, with `x sigmoid(1.702 x)` as its activation (Qwen2-VL).
+    /// As `SigLIP`, with vectors of places between which those of an image lie, and rows and columns turn queries and keys
+    /// (`PaddleOCR-VL`).
+    PaddleOcr {
+        /// Places on a side.
+        side: usize,
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+    },
+    /// As Qwen3-VL without these vectors, with `x sigmoid(1.702 x)` as its activation (Qwen2-VL).
     Qwen2 {
         /// Base of the frequencies of rows and columns.
         rope_theta: f64,
@@ -180,8 +188,8 @@ pub enum Filter {
 }
 
 /// Where files have towers and projectors; most within `model`.
-pub const TOWER_PARTS: [&str; 5] =
-    ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual."];
+pub const TOWER_PARTS: [&str; 6] =
+    ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual.", "mlp_AR."];
 
 /// A kind of model whose images are read.
 #[derive(Clone, Copy)]
@@ -193,6 +201,7 @@ enum Family {
     Qwen2_5,
     Qwen2,
     Gemma3,
+    PaddleOcr,
 }
 
 impl Vision {
@@ -213,6 +222,7 @@ impl Vision {
                 ("smolvlm", Family::Idefics3),
                 ("internvl", Family::InternVl),
                 ("gemma3", Family::Gemma3),
+                ("paddleocr_vl", Family::PaddleOcr),
                 ("qwen2_vl", Family::Qwen2),
                 ("qwen2_5_vl", Family::Qwen2_5),
                 ("qwen3_vl", Family::Qwen3),
@@ -238,6 +248,7 @@ impl Vision {
             Family::Idefics3 => 128_257,
             Family::InternVl => 151_667,
             Family::Gemma3 => 262_144,
+            Family::PaddleOcr => 100_295,
             Family::Qwen3 if config.family().delta_heads.is_some() => 248_056,
             Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 => 151_655,
         };
@@ -246,6 +257,7 @@ impl Vision {
             Family::Idefics3 => (others::idefics3(json, cutting), Vec::new()),
             Family::InternVl => (others::internvl(json, cutting), Vec::new()),
             Family::Gemma3 => (others::gemma3(json, cutting), Vec::new()),
+            Family::PaddleOcr => (others::paddleocr(json, cutting), Vec::new()),
             Family::Qwen3 => qwen::qwen3(json, config, cutting),
             Family::Qwen2_5 => (qwen::qwen2_5(json, config, cutting), Vec::new()),
             Family::Qwen2 => (qwen::qwen2(json, config, cutting), Vec::new()),
@@ -350,7 +362,12 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         return (pixels, Cutting::Canvas { side: side_of(json, 384), least, most });
     }
     if let Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 = family {
-        return (pixels, qwen::area(json));
+        return (pixels, qwen::area(json, 2.0, [56 * 56, 28 * 28 * 1280]));
+    }
+    if let Family::PaddleOcr = family {
+        let area = qwen::area(json, 1.0, [384 * 384, 1536 * 1536]);
+        let Cutting::Area { side, least, most } = area else { return (pixels, area) };
+        return (pixels, Cutting::Page { side, least, most });
     }
     let mut edge = |name, default| json.below(name, "an object").count("longest_edge", default, 1..=1 << 16);
     let cutting = match family {

@@ -149,7 +149,7 @@ impl Rollouts {
         }
         let rewards = Reward::all(objective).map_err(DataError::Config)?;
         let environment = opening::open(objective, data).map_err(DataError::Config)?;
-        let template = data.template().filter(|_| environment.is_some());
+        let template = data.template().filter(|_| environment.is_some() || data.has_images());
         let reads_prompts = environment.is_some() || rewards.iter().any(Reward::reads_prompts);
         let rows = data.values(|format, row| {
             rewards.iter().try_for_each(|reward| reward.check(row))?;

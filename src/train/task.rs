@@ -2,6 +2,7 @@
 //! dropout, so that the same model has the same score; nothing of the training changes.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use crate::data::dataset::{Asking, Dataset, Question};
 use crate::data::error::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::generate::{GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
+use crate::images::Images;
 use crate::schema::Choice;
 use crate::util::stats::{as_f64, as_u64};
 use crate::util::text::counted;
@@ -37,6 +39,9 @@ enum TaskRows {
     /// Rows as in training.
     Tokens(Vec<Batch>),
 }
+
+/// What makes tokens of texts, and of their images.
+type Reads<'a> = (&'a Tokenizer, Option<&'a Images>);
 
 /// What is right of the texts that the model writes.
 #[derive(Debug)]
@@ -119,20 +124,22 @@ impl Task {
             num_fewshot: config.num_fewshot,
             needs_choices: metric == Metric::MultipleChoice,
         };
-        let tokenizer = data.tokenizer();
+        let reads = (data.tokenizer(), data.images().map(Arc::as_ref));
+        let (tokenizer, images) = reads;
         let rows = match metric {
             Metric::ExactMatch => {
                 let comparison = AnswerComparison::new(config).map_err(|error| DataError::Config(error.to_string()))?;
-                let rows = data.questions(&asking, |question| comparison.question(&question, tokenizer))?;
+                let rows = data.questions(&asking, |question| comparison.question(&question, reads))?;
                 let (prompts, answers) = rows.into_iter().unzip();
                 TaskRows::Prompts(prompts, Answers::Same(Box::new(comparison), answers))
             }
             Metric::Json => {
-                let ids = |question: Question| question.prompt_ids(tokenizer).map_err(|error| error.to_string());
+                let ids =
+                    |question: Question| question.prompt_ids(tokenizer, images).map_err(|error| error.to_string());
                 TaskRows::Prompts(data.questions(&asking, ids)?, Answers::Json)
             }
             Metric::MultipleChoice => {
-                TaskRows::Choices(data.questions(&asking, |question| Choices::new(&question, tokenizer))?)
+                TaskRows::Choices(data.questions(&asking, |question| Choices::new(&question, reads))?)
             }
             Metric::TokenAccuracy => TaskRows::Tokens(data.first_eval_rows(config.rows)?),
         };
@@ -258,12 +265,12 @@ impl Task {
 
 impl AnswerComparison {
     /// The prompt of a question, and the part of its answer that is compared.
-    fn question(&self, question: &Question, tokenizer: &Tokenizer) -> Result<(Vec<u32>, String), String> {
+    fn question(&self, question: &Question, (tokenizer, images): Reads<'_>) -> Result<(Vec<u32>, String), String> {
         let part = self.part_of(&question.answer).ok_or_else(|| {
             let start: String = question.answer.chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect();
             format!("`eval.task.regex_pattern` finds nothing in its answer, which ends with {start:?}")
         })?;
-        Ok((question.prompt_ids(tokenizer).map_err(|error| error.to_string())?, part))
+        Ok((question.prompt_ids(tokenizer, images).map_err(|error| error.to_string())?, part))
     }
 }
 
@@ -285,11 +292,11 @@ impl Answers {
 }
 
 impl Choices {
-    fn new(question: &Question, tokenizer: &Tokenizer) -> Result<Self, String> {
+    fn new(question: &Question, (tokenizer, images): Reads<'_>) -> Result<Self, String> {
         let right = question
             .right_choice()
             .ok_or_else(|| format!("its answer {:?} is none of its choices {:?}", question.answer, question.choices))?;
-        let texts = question.choices.iter().map(|choice| question.answered(choice, tokenizer));
+        let texts = question.choices.iter().map(|choice| question.answered(choice, tokenizer, images));
         let texts = texts.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
         Ok(Self { texts, lengths: question.choices.iter().map(|choice| choice.chars().count()).collect(), right })
     }

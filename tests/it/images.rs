@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use lora_train::config::{DataConfig, DataSource, OptimizerConfig, TrainConfig};
+use lora_train::config::{
+    DataConfig, DataSource, ObjectiveConfig, ObjectiveName, OptimizerConfig, RowKind, TrainConfig,
+};
 use lora_train::data::batch::{Batch, RowSource};
 use lora_train::data::dataset::{Dataset, OpenOptions};
 use lora_train::data::encode::EncodedRow;
@@ -22,18 +24,23 @@ use lora_train::model::tower::{self, Tower};
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::model::{Model, load};
 use lora_train::spec::{Filter, ModelConfig, Vision};
+use lora_train::train::objective::objective;
 use lora_train::train::step::TrainStep;
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::common::families::formula;
 use crate::common::{lora_train, stderr};
-use crate::golden::{Golden, assert_near, compare_gradients, numbers, values};
+use crate::golden::{Golden, assert_near, compare_gradients, name_in_file, numbers, values};
+use crate::preferences::norm;
 
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
 /// Folders of golden files, and how many tokens a row may have there.
-const FAMILIES: [(&str, usize); 8] = [
+const FAMILIES: [(&str, usize); 9] = [
     (MISTRAL3, 64),
     (SMOLVLM, 256),
     ("images-internvl", 256),
@@ -42,7 +49,9 @@ const FAMILIES: [(&str, usize); 8] = [
     (QWEN2_5_VL, 96),
     (QWEN2_VL, 96),
     (GEMMA3, 96),
+    (PADDLEOCR, 96),
 ];
+const PADDLEOCR: &str = "images-paddleocr_vl";
 const QWEN2_VL: &str = "images-qwen2_vl";
 pub(crate) const GEMMA3: &str = "images-gemma3";
 pub(crate) const QWEN3_VL: &str = "images-qwen3_vl";
@@ -75,10 +84,13 @@ pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
             _ if family == SMOLVLM || family.starts_with("images-qwen3") => name.clone(),
-            Some(rest) if [QWEN2_5_VL, QWEN2_VL].contains(&family) => format!("model.{rest}"),
-            None if [QWEN2_5_VL, QWEN2_VL].contains(&family) && name == "lm_head.weight" => name.clone(),
+            Some(rest) if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) => format!("model.{rest}"),
+            None if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) && name == "lm_head.weight" => name.clone(),
             Some(rest) => format!("language_model.model.{rest}"),
             None if name == "lm_head.weight" => format!("language_model.{name}"),
+            None if family == PADDLEOCR => {
+                name.replace("model.projector.", "mlp_AR.").trim_start_matches("model.").to_owned()
+            }
             None => name.trim_start_matches("model.").to_owned(),
         };
         tensors.insert(name, (shape, bytes));
@@ -99,14 +111,18 @@ struct Seen {
 }
 
 /// The rows of the golden files, and the model with the features of their images.
-fn seen((family, max_length): (&str, usize), folder: &Path) -> Seen {
+fn seen(family: (&str, usize), folder: &Path) -> Seen {
+    seen_in(family, folder, ("rows.jsonl", RowKind::default()))
+}
+
+fn seen_in((family, max_length): (&str, usize), folder: &Path, (rows, row_kind): (&str, RowKind)) -> Seen {
     let golden = write_model(family, folder);
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let vision = Vision::of_folder(folder, &config).unwrap().unwrap();
     let limits = Limits { folder: None, most_pixels: None, max_length };
-    let images = Arc::new(Images::new(Ok(vision.clone()), limits));
-    let source = DataSource { path: folder.join("rows.jsonl").display().to_string(), ..DataSource::default() };
-    let data = DataConfig { train: vec![source], max_length, ..DataConfig::default() };
+    let images = Arc::new(Images::new(Ok(vision.clone()), limits).of_rows());
+    let source = DataSource { path: folder.join(rows).display().to_string(), ..DataSource::default() };
+    let data = DataConfig { train: vec![source], max_length, row_kind, ..DataConfig::default() };
     let options = OpenOptions { images: Some(Arc::clone(&images)), ..OpenOptions::default() };
     let data = Dataset::open(&data, Arc::new(Tokenizer::open(folder).unwrap()), 0, &options).unwrap();
     let files = WeightFiles::open(folder).unwrap();
@@ -179,11 +195,48 @@ fn pixels_features_and_tokens_are_those_of_transformers() {
         assert_eq!(images.all().len(), 3);
         for (index, expected) in golden.json["rows"].as_array().unwrap().iter().enumerate() {
             let (_, row) = data.train_row(index).unwrap();
-            let ids: Vec<u32> =
-                row.ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect();
-            assert_eq!(json!(ids), expected["ids"], "{family:?}, row {index}");
+            assert_eq!(json!(in_vocabulary(&row.ids, &images)), expected["ids"], "{family:?}, row {index}");
             let carries_loss: Vec<u8> = row.carries_loss.iter().map(|loss| u8::from(*loss)).collect();
             assert_eq!(json!(carries_loss), expected["carries_loss"], "{family:?}, row {index}");
+        }
+    }
+}
+
+/// Ids of tokens as the vocabulary has them.
+fn in_vocabulary(ids: &[u32], images: &Images) -> Vec<u32> {
+    ids.iter().map(|&id| if is_of_image(id) { images.image_token_id() } else { id }).collect()
+}
+
+#[test]
+fn preferences_among_answers_to_images_have_the_loss_and_gradients_that_follow_from_transformers() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let Seen { golden, data, model, images, .. } = seen_in(family, folder.path(), ("pairs.jsonl", RowKind::Pair));
+        let expected = json_of(family.0, "pairs.json");
+        let rows: Vec<_> = (0..data.num_train_rows()).map(|row| vec![data.train_row(row).unwrap()]).collect();
+        let sequences = rows.iter().flat_map(|row| {
+            let row = &row[0].1;
+            row.sequences().into_iter().map(|sequence| in_vocabulary(&row.ids[sequence], &images))
+        });
+        assert_eq!(json!(sequences.collect::<Vec<_>>()), expected["ids"], "{family:?}");
+
+        let config = ObjectiveConfig { name: ObjectiveName::Dpo, ..ObjectiveConfig::default() };
+        let adapters = Golden::adapters(&golden.json, &model);
+        let (train, optimizer) = (TrainConfig::default(), OptimizerConfig::default());
+        let step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);
+        let mut step = step.with_objective(objective(&config));
+        let losses = numbers(&expected["losses"], |loss| loss.as_f64().unwrap());
+        assert_eq!(losses.len(), rows.len());
+        let batch_of = |rows: &[_]| Batch::of_kind(RowKind::Pair, rows, family.1);
+        for (row, loss) in rows.iter().zip(losses) {
+            let found = step.eval_loss(&batch_of(std::slice::from_ref(row))).mean().unwrap();
+            assert_near(found, loss, 1e-5, family.0);
+        }
+        step.forward_backward(&batch_of(&rows));
+        for (id, grad) in step.grads().iter() {
+            let key = name_in_file(step.adapters(), id);
+            let (expected, found) = (expected["gradient_norms"][&key].as_f64().unwrap(), norm(grad) / 4.0);
+            assert!((found - expected).abs() <= 1e-3 * expected, "{family:?}: {key}: {found} and {expected}");
         }
     }
 }
@@ -198,12 +251,16 @@ fn assert_close(found: &[f32], expected: &[f32], bound: f32, what: &str) {
 
 #[test]
 fn logits_losses_and_gradients_with_images_are_those_of_transformers_and_peft() {
-    FAMILIES.into_iter().filter(|(family, _)| !family.contains("qwen")).for_each(compare_training);
+    FAMILIES.into_iter().filter(|(family, _)| !has_three_positions(family)).for_each(compare_training);
 }
 
 #[test]
 fn those_of_models_with_three_positions_are_too() {
-    FAMILIES.into_iter().filter(|(family, _)| family.contains("qwen")).for_each(compare_training);
+    FAMILIES.into_iter().filter(|(family, _)| has_three_positions(family)).for_each(compare_training);
+}
+
+fn has_three_positions(family: &str) -> bool {
+    family.contains("qwen") || family == PADDLEOCR
 }
 
 fn compare_training(family: (&str, usize)) {
@@ -290,6 +347,58 @@ fn compare_shared(model: &Model, adapters: &AdapterSet, row: &[(RowSource, Encod
     assert_near(loss(&[together]), loss(&alike.map(|row| Batch::of_rows(&[row]))), 1e-6, "loss");
 }
 
+/// Writes a table with a column of texts, and what `datasets` makes of lists of images and of images: structs of bytes and paths.
+fn write_table(path: &Path, texts: [String; 2], [a, c]: [Vec<u8>; 2]) {
+    let image = "{ optional binary bytes; optional binary path (UTF8); }";
+    let schema = format!(
+        "message rows {{ required binary messages (UTF8); optional group images (LIST) {{ repeated group list {{ optional group element \
+         {image} }} }} optional group image {image} }}"
+    );
+    let schema = Arc::new(parse_message_type(&schema).unwrap());
+    let mut writer = SerializedFileWriter::new(fs::File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    let mut columns = writer.next_row_group().unwrap();
+    let texts = texts.map(|text| ByteArray::from(&*text));
+    let [a, c] = [a, c].map(ByteArray::from);
+    // Values, and how deep each place is defined and repeated.
+    let lists: [&[i16]; 2] = [&[4, 3, 0], &[4, 4, 0]];
+    for (values, defined, repeated) in [
+        (&texts[..], None, None),
+        (&[a], Some(lists[0]), Some(&[0, 1, 0][..])),
+        (&["a.png".into(), "b.png".into()], Some(lists[1]), Some(&[0, 1, 0])),
+        (&[c], Some(&[0, 2]), None),
+        (&[], Some(&[0, 1]), None),
+    ] {
+        let mut column = columns.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(values, defined, repeated).unwrap();
+        column.close().unwrap();
+    }
+    columns.close().unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn images_as_bytes_in_a_table_are_those_of_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    let said = |text: &str| json!([{"role": "user", "content": text}, {"role": "assistant", "content": "x"}]);
+    let messages = [said("<image> or <image>"), said("This?")];
+    let bytes = ["a.png", "c.png"].map(|name| fs::read(path.join(name)).unwrap());
+    write_table(&path.join("table.parquet"), messages.clone().map(|said| said.to_string()), bytes);
+    let rows = [json!(["a.png", "b.png"]), json!(["c.png"])];
+    let rows = rows.iter().zip(&messages).map(|(images, said)| json!({"messages": said, "images": images}));
+    fs::write(path.join("files.jsonl"), rows.map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    let found = ["table.parquet", "files.jsonl"].map(|name| {
+        let Seen { data, images, .. } = seen_in((MISTRAL3, 64), path, (name, RowKind::default()));
+        let rows: Vec<_> = (0..data.num_train_rows()).map(|row| data.train_row(row).unwrap().1).collect();
+        // What is in a row waits in a file, and is read from there again.
+        let seen = |image: &Arc<_>| images.pieces(image).unwrap();
+        (rows, images.all().iter().map(seen).collect::<Vec<_>>())
+    });
+    assert_eq!((found[0].0.len(), found[0].1.len()), (2, 3));
+    assert!(found[0] == found[1]);
+}
+
 /// Runs the command in `folder`, with a cache of its own there.
 fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
     let output = lora_train(args).current_dir(folder).env("LORA_TRAIN_CACHE", folder.join("cache")).output().unwrap();
@@ -297,7 +406,8 @@ fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
 }
 
 const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 64\n[[data.train]]\npath = \"rows.jsonl\"\n\
-                      [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n[device]\nname = \"cpu\"\n";
+                      [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n\
+                      [eval.task]\nmetric = \"exact_match\"\nmax_new_tokens = 4\n[device]\nname = \"cpu\"\n";
 
 #[test]
 fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
@@ -325,7 +435,7 @@ fn train_and_ask((family, tokens): (&str, &str)) {
     let first = kept();
     assert_eq!(first.len(), 3);
     let losses = fs::read_to_string(path.join("run/metrics.jsonl")).unwrap();
-    assert!(losses.contains("eval_loss"), "{losses}");
+    assert!(losses.contains("eval_loss") && losses.contains("eval_score"), "{losses}");
     let config = fs::read_to_string(path.join("run/adapter/adapter_config.json")).unwrap();
     assert!(config.contains("language_model") && !config.contains("vis"), "{config}");
 
@@ -346,6 +456,34 @@ fn train_and_ask((family, tokens): (&str, &str)) {
         run_in(path, &["recipe.toml", "--set", "data.image_max_pixels=600", "--set", "output_dir=small"]);
     assert!(is_done, "{said}");
     assert_eq!(kept().len(), 6);
+}
+
+#[test]
+fn answers_to_images_are_written_and_rewarded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    let row = |image: &str, text: &str| json!({"images": [image], "prompt": text}).to_string() + "\n";
+    let rows = [row("a.png", "What?"), row("c.png", "What?"), json!({"prompt": "No image."}).to_string()].concat();
+    fs::write(path.join("prompts.jsonl"), rows).unwrap();
+    let reward = "def few(prompts, completions, images, **columns):\n    asked = [prompt[0]['content'] for prompt in prompts]\n    \
+                  shown = [part['image'] for parts in asked if isinstance(parts, list) for part in parts if part['type'] == 'image']\n    \
+                  assert [of[0] for of in images if of] == [path.split('/')[-1] for path in shown], (images, shown)\n    \
+                  return [float(len(completion[0]['content'])) for completion in completions]\n";
+    fs::write(path.join("rewards.py"), reward).unwrap();
+    let recipe = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 64\n[[data.train]]\npath = \"prompts.jsonl\"\n\
+                  [objective]\nname = \"grpo\"\nnum_generations = 4\nmax_completion_length = 6\n[[objective.reward]]\nkind = \"python\"\n\
+                  file = \"rewards.py\"\nfunctions = [\"few\"]\n[train]\nmax_steps = 2\nmicro_batch_size = 3\n[device]\nname = \"cpu\"\n\
+                  [logging]\nrollouts = 12\n";
+    fs::write(path.join("recipe.toml"), recipe).unwrap();
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(is_done, "{said}");
+    let rollouts = fs::read_to_string(path.join("run/rollouts.jsonl")).unwrap();
+    assert_eq!(rollouts.lines().count(), 24, "{rollouts}");
+    let turns = "[objective.environment]\ncommand = [\"cat\"]\n";
+    fs::write(path.join("recipe.toml"), format!("{recipe}{turns}")).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+    assert!(!is_done && said.contains("plays episodes of text"), "{said}");
 }
 
 #[test]

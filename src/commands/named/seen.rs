@@ -23,7 +23,7 @@ pub(crate) fn images_for(source: &ModelSource, template: Option<&ChatTemplate>) 
     if template.is_none_or(|template| !template.reads_parts()) {
         return Err("images need a chat template that reads them, and the model has none".to_owned());
     }
-    Ok(images)
+    Ok(Arc::new(images))
 }
 
 /// A message of the user with images, as their paths, before its text.

@@ -2,19 +2,21 @@
 //! their files again, since only their tokens are kept.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::{Dataset, read_row};
 use crate::data::batch::{Batch, RowSource};
 use crate::data::data_file::DataFile;
-use crate::data::encode::EncodedRow;
+use crate::data::encode::{EncodedRow, InText, taken_out};
 use crate::data::error::DataError;
 use crate::data::files::FileKind;
 use crate::data::formats::{RowFormat, Sample};
 use crate::data::rows::RowFile;
 use crate::data::template::{ChatTemplate, Rendered};
-use crate::data::tokenizer::{Tokenizer, TokenizerError};
+use crate::data::tokenizer::Tokenizer;
+use crate::images::Images;
 
 /// What stands for the prompt of a row in [`Asking::prompt`].
 const PROMPT: &str = "{prompt}";
@@ -33,12 +35,14 @@ pub struct Asking<'a> {
 }
 
 /// A row as a question.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Question {
     /// What the model continues.
     pub prompt: String,
     /// Whether the prompt is plain text, before which the tokenizer may put BOS; a template writes its own.
     is_plain: bool,
+    /// Its images.
+    in_text: InText,
     /// What stands between the prompt and an answer.
     delimiter: String,
     /// The answer of the row, without white space around it.
@@ -51,20 +55,27 @@ impl Question {
     /// Token ids of the prompt.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
-    pub fn prompt_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        tokenizer.encode(&self.prompt, self.is_plain)
+    /// A text that the tokenizer refuses, or that makes the token of an image by itself.
+    pub fn prompt_ids(&self, tokenizer: &Tokenizer, images: Option<&Images>) -> Result<Vec<u32>, DataError> {
+        if self.is_plain {
+            return Ok(tokenizer.encode(&self.prompt, true)?);
+        }
+        self.in_text.clone().prompt_ids(images, tokenizer, self.prompt.clone())
     }
 
     /// The prompt and an answer, whose tokens are the targets.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
-    pub fn answered(&self, answer: &str, tokenizer: &Tokenizer) -> Result<Batch, TokenizerError> {
+    /// As [`prompt_ids`](Self::prompt_ids).
+    pub fn answered(&self, answer: &str, tokenizer: &Tokenizer, images: Option<&Images>) -> Result<Batch, DataError> {
         let Self { prompt, is_plain, delimiter, .. } = self;
-        let tokens = tokenizer.encode_tokens(&format!("{prompt}{delimiter}{answer}"), *is_plain)?;
-        let is_target = tokens.iter().map(|token| token.end > prompt.len()).collect();
-        let row = EncodedRow::of_parts(tokens.iter().map(|token| token.id).collect(), is_target);
+        let (mut text, mut in_text) = (format!("{prompt}{delimiter}{answer}"), self.in_text.clone());
+        let mut place = prompt.len()..text.len();
+        in_text.write(images, &mut text, std::slice::from_mut(&mut place))?;
+        let tokens = tokenizer.encode_tokens(&text, *is_plain)?;
+        let mut is_target: Vec<bool> = tokens.iter().map(|token| token.end > place.start).collect();
+        let ids = in_text.number(images, &tokens, &mut is_target)?;
+        let row = EncodedRow::of_parts(ids, is_target);
         Ok(Batch::of_rows(&[vec![(RowSource { file: 0, row: 0 }, row)]]))
     }
 
@@ -152,8 +163,11 @@ impl Dataset {
         let template = self.template.as_ref().filter(|_| asking.prompt.is_none());
         match (sample, template) {
             (Sample::Chat { messages, tools }, Some(template)) => {
+                let (messages, in_text) =
+                    taken_out(self.images().map(Arc::as_ref), &messages).map_err(|error| error.to_string())?;
                 let rendered = template.render_with_answers(&messages, tools.as_ref());
-                last_answer(template, &rendered.map_err(|error| error.to_string())?)
+                let question = last_answer(template, &rendered.map_err(|error| error.to_string())?)?;
+                Ok(Question { in_text, ..question })
             }
             (Sample::Completion { prompt, completion }, _) => {
                 let answer = completion.trim();
@@ -161,7 +175,7 @@ impl Dataset {
                 let delimiter = if asking.prompt.is_some() { " " } else { own };
                 let prompt = asking.prompt.map_or(prompt.clone(), |text| text.replace(PROMPT, &prompt));
                 let (delimiter, answer) = (delimiter.to_owned(), answer.to_owned());
-                Ok(Question { prompt, is_plain: true, delimiter, answer, choices: Vec::new() })
+                Ok(Question { prompt, is_plain: true, delimiter, answer, ..Question::default() })
             }
             (Sample::Chat { .. }, None) => {
                 Err("is a conversation, and a prompt of plain text needs a question with its \
@@ -210,7 +224,8 @@ impl Dataset {
         let source = sources.into_iter().find(|(_, rows)| rows.contains(&file.first_row)).map(|(source, _)| source);
         let Some(source) = source else { return Err(failed("belongs to no section")) };
         let format = RowFormat::detect(source.format, &source.columns, &rows.first_row()?, self.config.row_kind);
-        Ok((rows, format.map_err(|reason| failed(&reason))?.under(&self.config)))
+        let images = self.images().map(|images| images.folder_for(&file.info.path));
+        Ok((rows, format.map_err(|reason| failed(&reason))?.under(&self.config).with_images(images)))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::data::tokenizer::{Token, Tokenizer};
 use crate::images::{Image, Images};
 
 /// The images of a conversation, in order.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct InText {
     images: Vec<Arc<Image>>,
     /// Where their tokens are written.
@@ -52,7 +52,7 @@ impl InText {
     }
 
     /// Writes in place of every image's marker the tokens that stand for it, and moves `answers` accordingly.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         images: Option<&Images>,
         text: &mut String,
@@ -93,7 +93,7 @@ impl InText {
 
     /// The ids of a text's tokens, and of those that may carry loss: none of an image do. A text that is cut at
     /// `max_length` tokens must have its images whole.
-    pub(super) fn number(
+    pub(crate) fn number(
         &self,
         images: Option<&Images>,
         tokens: &[Token],

@@ -13,46 +13,67 @@ const MARKER: &str = "<image>";
 /// Keys of a part that hold its image.
 const IMAGE_KEYS: [&str; 5] = ["image", "image_url", "path", "url", "base64"];
 
-/// Reads the messages of a row with their images. `read` reads a message of text; paths start in `folder`.
-///
-/// An image without a path of its own, and `<image>` in a text, stand for the next one of the row's `images`. Where there is no such
-/// place, all are put before the first text of the user.
-pub(super) fn read_with_images(
-    row: &Value,
-    messages: &[Value],
-    folder: &Path,
-    mut read: impl FnMut(usize, &Value) -> Result<Value, String>,
-) -> Result<Vec<Value>, String> {
-    let given = images_of(row)?;
-    let has_places = messages.iter().filter_map(content_of).any(|content| has_place(content, !given.is_empty()));
-    let mut rest = given.iter();
-    let mut num_places = 0;
-    let mut placed = Vec::with_capacity(messages.len());
-    for (index, message) in messages.iter().enumerate() {
-        let Apart { text, images } = Apart::of(message, !given.is_empty())?;
-        let mut message = read(index, &text)?;
-        let mut sources = Vec::new();
-        for (at, source) in images {
-            num_places += usize::from(source.is_none());
-            sources.extend(source.or_else(|| rest.next().cloned()).map(|source| (at, source)));
-        }
-        if !has_places && message["role"] == "user" {
-            sources.extend(rest.by_ref().map(|source| (0, source.clone())));
-        }
-        put_back(&mut message, sources, folder);
-        placed.push(message);
-    }
-    let num_left = rest.count();
-    if num_left > 0 || has_places && num_places != given.len() {
-        return Err(format!(
-            "its messages have {num_places} places for images, and the row has {} images",
-            given.len()
-        ));
-    }
-    Ok(placed)
+/// The images of a row beside its messages, and where paths start; without a folder, images are not seen, and texts stay as they are.
+#[derive(Debug, Default)]
+pub(super) struct RowImages<'a> {
+    folder: Option<&'a Path>,
+    /// Paths or `data:` addresses.
+    given: Vec<String>,
 }
 
-/// The images of a row beside its messages, as their sources.
+impl<'a> RowImages<'a> {
+    /// Those of a row whose images are seen.
+    pub(super) fn of(row: &Value, folder: &'a Path) -> Result<Self, String> {
+        Ok(Self { folder: Some(folder), given: images_of(row)? })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.given.is_empty()
+    }
+
+    /// Reads a message: each of its images becomes a part `{"type": "image"}`, with `image` where the message says what it is.
+    /// `read` reads the rest of it. `<image>` in a text stands for an image of the row, if that has some.
+    pub(super) fn read(
+        &self,
+        message: &Value,
+        read: impl FnOnce(&Value) -> Result<Value, String>,
+    ) -> Result<Value, String> {
+        let Some(folder) = self.folder else { return read(message) };
+        let Apart { text, images } = Apart::of(message, !self.is_empty())?;
+        let mut message = read(&text)?;
+        put_back(&mut message, images, folder);
+        Ok(message)
+    }
+
+    /// Puts the images of the row, in their order, where a conversation has images without `image`, or all before the first text of
+    /// the user where it has none at all.
+    pub(super) fn place(&self, messages: &mut [Value]) -> Result<(), String> {
+        let Some(folder) = self.folder else { return Ok(()) };
+        let mut rest = self.given.iter();
+        let (mut has_places, mut num_places) = (false, 0);
+        let parts = messages.iter_mut().filter_map(|message| message["content"].as_array_mut()).flatten();
+        for part in parts.filter(|part| part["type"] == "image") {
+            has_places = true;
+            if part["image"].is_null() {
+                num_places += 1;
+                *part = rest.next().map_or_else(|| part.clone(), |source| image(source, folder));
+            }
+        }
+        let first = messages.iter_mut().find(|message| !has_places && message["role"] == "user");
+        if let Some(message) = first {
+            put_back(message, rest.by_ref().map(|source| (0, Some(source.clone()))).collect(), folder);
+        }
+        if rest.next().is_some() || has_places && num_places != self.given.len() {
+            return Err(format!(
+                "its messages have {num_places} places for images, and the row has {} images",
+                self.given.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The images of a row beside its messages.
 fn images_of(row: &Value) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for name in ["images", "image"] {
@@ -73,22 +94,19 @@ fn images_of(row: &Value) -> Result<Vec<String>, String> {
 fn source_of(item: &Value) -> Result<String, String> {
     match item {
         Value::String(source) => Ok(source.clone()),
-        Value::Object(keys) => match (&item["bytes"], item["path"].as_str().or(item["url"].as_str())) {
-            (Value::Null, Some(source)) => Ok(source.to_owned()),
-            (Value::Null, None) => {
-                Err(format!("has neither `path` nor `url`; it has {}", super::keys_of(&keys.clone().into())))
-            }
-            _ => {
-                Err("has an image as bytes in a table\n  hint: write images as files, and their paths into the rows"
-                    .into())
+        Value::Object(keys) => match (item["bytes"].as_str(), item["path"].as_str().or(item["url"].as_str())) {
+            (Some(bytes), _) => Ok(of_base64(bytes)),
+            (None, Some(source)) => Ok(source.to_owned()),
+            (None, None) => {
+                Err(format!("has neither `bytes`, `path` nor `url`; it has {}", super::keys_of(&keys.clone().into())))
             }
         },
         other => Err(format!("must be a path or a `data:` address, not {}", kind_of(other))),
     }
 }
 
-fn content_of(message: &Value) -> Option<&Value> {
-    [&message["content"], &message["value"]].into_iter().find(|content| !content.is_null())
+fn of_base64(bytes: &str) -> String {
+    if bytes.starts_with("data:") { bytes.to_owned() } else { format!("data:image;base64,{bytes}") }
 }
 
 /// Whether a content has a place for an image. `has_markers`: a text may have it.
@@ -149,15 +167,11 @@ fn own_source(part: &Value) -> Result<Option<String>, String> {
     let Some(key) = given else { return Ok(None) };
     let source =
         source_of(&part[key]).map_err(|reason| format!("a part of its `content` has `{key}`, which {reason}"))?;
-    Ok(Some(if key == "base64" && !source.starts_with("data:") {
-        format!("data:image;base64,{source}")
-    } else {
-        source
-    }))
+    Ok(Some(if key == "base64" { of_base64(&source) } else { source }))
 }
 
 /// Puts images before the parts of text that they were before.
-fn put_back(message: &mut Value, images: Vec<(usize, String)>, folder: &Path) {
+fn put_back(message: &mut Value, images: Vec<(usize, Option<String>)>, folder: &Path) {
     if images.is_empty() {
         return;
     }
@@ -166,9 +180,15 @@ fn put_back(message: &mut Value, images: Vec<(usize, String)>, folder: &Path) {
         text => vec![json!({"type": "text", "text": text})],
     };
     for (at, source) in images.into_iter().rev() {
-        let is_elsewhere = ["data:", "file://"].iter().any(|start| source.starts_with(start)) || source.contains("://");
-        let source = if is_elsewhere { source } else { folder.join(source).to_string_lossy().into_owned() };
-        parts.insert(at.min(parts.len()), json!({"type": "image", "image": source}));
+        let part = source.map_or_else(|| json!({"type": "image"}), |source| image(&source, folder));
+        parts.insert(at.min(parts.len()), part);
     }
     message["content"] = parts.into();
+}
+
+/// A part of a message; a path starts in `folder`.
+fn image(source: &str, folder: &Path) -> Value {
+    let is_elsewhere = ["data:", "file://"].iter().any(|start| source.starts_with(start)) || source.contains("://");
+    let path = || folder.join(source).to_string_lossy().into_owned();
+    json!({"type": "image", "image": if is_elsewhere { source.to_owned() } else { path() }})
 }

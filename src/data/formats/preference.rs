@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use serde_json::{Value, json};
 
-use super::{Prompt, RowFormat, Sample, chat, kind_of, list_of, refuse_media};
+use super::images::RowImages;
+use super::{Prompt, RowFormat, Sample, chat, kind_of, list_of, user};
 use crate::data::template::ChatTemplate;
 
 /// What a column of a prompt or an answer holds.
@@ -14,24 +15,36 @@ enum Said {
     Messages(Vec<Value>),
 }
 
+/// A row with its images, and the template that it is written with.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    row: &'a Value,
+    images: &'a RowImages<'a>,
+    template: Option<&'a ChatTemplate>,
+}
+
 impl RowFormat {
     /// A chosen and a rejected answer to one prompt.
     pub(super) fn pair(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
-        refuse_media(row)?;
+        let given = Given { row, images: &self.images_of(row, template)?, template };
         let [chosen, rejected] = ["chosen", "rejected"];
-        let (good, bad) = (self.said(row, chosen, template)?, self.said(row, rejected, template)?);
+        let (good, bad) = (self.said(given, chosen)?, self.said(given, rejected)?);
         let (Some(good), Some(bad)) = (good, bad) else {
             let [chosen, rejected] = [chosen, rejected].map(|name| self.name_of(name));
             return Err(format!("`{chosen}` and `{rejected}` must both be there"));
         };
-        let prompt = self.prompt(row, template)?;
+        let prompt = self.prompt(given)?;
         let samples = match (good, bad) {
             (Said::Text(good), Said::Text(bad)) => {
                 if good == bad {
                     return Err(format!("`{chosen}` and `{rejected}` are equal"));
                 }
                 match prompt {
-                    Some(prompt) => [good, bad].map(|answer| self.answered(&prompt, answer, row, template)),
+                    Some(prompt) => [good, bad].map(|answer| self.answered(&prompt, answer, given)),
+                    None if !given.images.is_empty() => {
+                        let prompt = self.name_of("prompt");
+                        return Err(format!("has images, and no `{prompt}` for them to stand in"));
+                    }
                     None => texts_with_common_start(&good, &bad).map(Ok),
                 }
             }
@@ -39,8 +52,8 @@ impl RowFormat {
                 if good == bad {
                     return Err(format!("`{chosen}` and `{rejected}` are equal"));
                 }
-                let [prompt, good, bad] = self.common_messages(prompt, good, bad)?;
-                [good, bad].map(|answer| self.conversation(prompt.clone(), answer, row))
+                let [prompt, good, bad] = self.common_messages(prompt, good, bad, given.images)?;
+                [good, bad].map(|answer| self.conversation(prompt.clone(), answer, given))
             }
             _ => return Err(format!("`{chosen}` and `{rejected}` must both be text or both be messages")),
         };
@@ -66,7 +79,7 @@ impl RowFormat {
 
     /// An answer, good or bad.
     pub(super) fn labelled(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
-        refuse_media(row)?;
+        let given = Given { row, images: &self.images_of(row, template)?, template };
         let label = self.column(row, "label")?;
         let is_good = match label {
             Value::Bool(label) => *label,
@@ -78,23 +91,23 @@ impl RowFormat {
                 return Err(format!("`{}` must be true or false, not {}", self.name_of("label"), kind_of(other)));
             }
         };
-        let sample = match self.said(row, "completion", template)? {
+        let sample = match self.said(given, "completion")? {
             Some(Said::Text(answer)) => {
-                let prompt = self.prompt(row, template)?;
-                self.answered(&prompt.unwrap_or(Said::Text(String::new())), answer, row, template)?
+                let prompt = self.prompt(given)?;
+                self.answered(&prompt.unwrap_or(Said::Text(String::new())), answer, given)?
             }
             Some(Said::Messages(answer)) => {
-                let prompt = match self.prompt(row, template)? {
-                    Some(Said::Text(text)) => vec![user(&text)],
+                let prompt = match self.prompt(given)? {
+                    Some(Said::Text(text)) => vec![user(&text, given.images)?],
                     Some(Said::Messages(messages)) => messages,
                     None => Vec::new(),
                 };
-                self.conversation(prompt, answer, row)?
+                self.conversation(prompt, answer, given)?
             }
-            None => match self.said(row, "messages", template)? {
+            None => match self.said(given, "messages")? {
                 Some(Said::Messages(mut messages)) => {
                     let answer = messages.pop().into_iter().collect();
-                    self.conversation(messages, answer, row)?
+                    self.conversation(messages, answer, given)?
                 }
                 _ => {
                     let [completion, messages] = ["completion", "messages"].map(|name| self.name_of(name));
@@ -107,14 +120,15 @@ impl RowFormat {
 
     /// A prompt, whose answers the model writes.
     pub(super) fn question(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
-        refuse_media(row)?;
+        let given = Given { row, images: &self.images_of(row, template)?, template };
         let name = self.name_of("prompt");
-        let prompt = self.prompt(row, template)?.ok_or_else(|| format!("`{name}` is null"))?;
+        let prompt = self.prompt(given)?.ok_or_else(|| format!("`{name}` is null"))?;
         let mut messages = match prompt {
             Said::Text(text) if template.is_none() => return Ok(Sample::Prompt(Prompt::Text(text))),
-            Said::Text(text) => vec![user(&text)],
+            Said::Text(text) => vec![user(&text, given.images)?],
             Said::Messages(messages) => messages,
         };
+        given.images.place(&mut messages)?;
         if messages.last().is_none_or(|message| message["role"] == "assistant") {
             return Err(format!("`{name}` must end with what the model is to answer"));
         }
@@ -139,17 +153,17 @@ impl RowFormat {
     }
 
     /// The prompt, if there is one; an `input` follows its instruction.
-    fn prompt(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Option<Said>, String> {
-        let prompt = self.said(row, "prompt", template)?;
+    fn prompt(&self, given: Given<'_>) -> Result<Option<Said>, String> {
+        let prompt = self.said(given, "prompt")?;
         let is_instruction = self.name_of("prompt") == "instruction";
-        let input = if is_instruction { self.optional_text(row, "input")? } else { None };
+        let input = if is_instruction { self.optional_text(given.row, "input")? } else { None };
         Ok(match (prompt, input.filter(|input| !input.is_empty())) {
             (Some(Said::Text(prompt)), Some(input)) => Some(Said::Text(format!("{prompt}\n{input}"))),
             (prompt, _) => prompt,
         })
     }
 
-    fn said(&self, row: &Value, name: &str, template: Option<&ChatTemplate>) -> Result<Option<Said>, String> {
+    fn said(&self, Given { row, images, template }: Given<'_>, name: &str) -> Result<Option<Said>, String> {
         let column = self.name_of(name);
         let Some(value) = row.get(column).filter(|value| !value.is_null()) else { return Ok(None) };
         // OpenAI's prompts have tools beside their messages.
@@ -168,35 +182,38 @@ impl RowFormat {
         };
         let message = |(index, item): (usize, &Value)| {
             let read = if item["from"].is_string() { chat::turn } else { chat::message };
-            read(item, template).map_err(|reason| format!("`{column}`, message {}: {reason}", index + 1))
+            let read = images.read(item, |item| read(item, template));
+            read.map_err(|reason| format!("`{column}`, message {}: {reason}", index + 1))
         };
         items.iter().enumerate().map(message).collect::<Result<_, _>>().map(|messages| Some(Said::Messages(messages)))
     }
 
     /// A prompt and an answer that is text.
-    fn answered(
-        &self,
-        prompt: &Said,
-        answer: String,
-        row: &Value,
-        template: Option<&ChatTemplate>,
-    ) -> Result<Sample, String> {
+    fn answered(&self, prompt: &Said, answer: String, given: Given<'_>) -> Result<Sample, String> {
         let said = || vec![json!({"role": "assistant", "content": answer})];
         match prompt {
-            Said::Messages(messages) => self.conversation(messages.clone(), said(), row),
-            Said::Text(text) if template.is_some() => self.conversation(vec![user(text)], said(), row),
+            Said::Messages(messages) => self.conversation(messages.clone(), said(), given),
+            Said::Text(text) if given.template.is_some() => {
+                self.conversation(vec![user(text, given.images)?], said(), given)
+            }
             Said::Text(text) => Ok(Sample::Completion { prompt: text.clone(), completion: answer }),
         }
     }
 
     /// A conversation of which only `answer` carries loss.
-    fn conversation(&self, mut prompt: Vec<Value>, answer: Vec<Value>, row: &Value) -> Result<Sample, String> {
+    fn conversation(
+        &self,
+        mut prompt: Vec<Value>,
+        answer: Vec<Value>,
+        Given { row, images, .. }: Given<'_>,
+    ) -> Result<Sample, String> {
         if !answer.iter().any(|message| message["role"] == "assistant") {
             return Err("an answer has no message of the assistant".into());
         }
         let earlier = prompt.iter_mut().filter(|message| message["role"] == "assistant");
         earlier.for_each(|message| message["weight"] = json!(0));
         prompt.extend(answer);
+        images.place(&mut prompt)?;
         let tools = self.complete(&mut prompt, row)?;
         Ok(Sample::Chat { messages: prompt, tools })
     }
@@ -208,18 +225,19 @@ impl RowFormat {
         prompt: Option<Said>,
         good: Vec<Value>,
         bad: Vec<Value>,
+        images: &RowImages<'_>,
     ) -> Result<[Vec<Value>; 3], String> {
         let num_common = good.iter().zip(&bad).take_while(|(good, bad)| good == bad).count();
         let common = &good[..num_common];
         let before = match prompt {
             Some(Said::Messages(messages)) if !good.starts_with(&messages) || !bad.starts_with(&messages) => messages,
             Some(Said::Text(text)) => {
-                let is_it =
-                    |message: &&Value| message["content"].as_str().is_some_and(|said| said.trim() == text.trim());
+                let asking = user(&text, images)?;
+                let is_it = |message: &&Value| text_of(message).trim() == text_of(&asking).trim();
                 let asked = |message: &&Value| message["role"] == "user";
                 match (common.iter().any(|message| is_it(&message)), common.iter().any(|message| asked(&message))) {
                     (true, _) => Vec::new(),
-                    (false, false) => vec![user(&text)],
+                    (false, false) => vec![asking],
                     (false, true) => {
                         let column = self.name_of("prompt");
                         return Err(format!(
@@ -237,8 +255,11 @@ impl RowFormat {
     }
 }
 
-fn user(text: &str) -> Value {
-    json!({"role": "user", "content": text})
+/// The text of a message, without its images.
+fn text_of(message: &Value) -> String {
+    let content = &message["content"];
+    let parts = content.as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
+    content.as_str().into_iter().chain(parts).collect()
 }
 
 /// Two texts, whose common start is the prompt; a space at its end belongs to the answers.

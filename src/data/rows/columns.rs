@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::Value;
@@ -35,10 +37,15 @@ pub(super) fn as_lines(file: File) -> Result<File, String> {
     lines.into_inner().map_err(|error| format!("cannot write a temporary file: {error}"))
 }
 
-/// A struct without its nulls: all structs of a column have the same fields, so null stands for a key that is not there.
+/// A struct without its nulls: all structs of a column have the same fields, so null stands for a key that is not there. What it has as
+/// `bytes`, as images of `datasets` are stored, becomes Base64.
 fn struct_to_json(row: &Row) -> Value {
     let fields = row.get_column_iter().filter(|(_, field)| !matches!(field, Field::Null));
-    Value::Object(fields.map(|(name, field)| (name.clone(), field_to_json(field))).collect())
+    let to_json = |(name, field): (&String, &Field)| match field {
+        Field::Bytes(bytes) if name == "bytes" => (name.clone(), STANDARD.encode(bytes.data()).into()),
+        field => (name.clone(), field_to_json(field)),
+    };
+    Value::Object(fields.map(to_json).collect())
 }
 
 /// Text, numbers, lists and structs keep their type; dates and decimals become text.

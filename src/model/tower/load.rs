@@ -155,6 +155,7 @@ impl Names {
         match kind {
             EncoderKind::Pixtral { .. } => PIXTRAL,
             EncoderKind::Siglip { .. } => SIGLIP,
+            EncoderKind::PaddleOcr { .. } => Self { encoder: "visual.vision_model.", ..SIGLIP },
             EncoderKind::Qwen3 { .. } => QWEN3,
             EncoderKind::Qwen2_5 { .. } => QWEN2_5,
             EncoderKind::Qwen2 { .. } => QWEN2,
@@ -263,11 +264,15 @@ impl Found<'_> {
             }
             Projector::Joining { .. } => {
                 let [norm, first, second] = match vision.encoder.kind {
+                    EncoderKind::PaddleOcr { .. } => ["pre_norm", "linear_1", "linear_2"],
                     EncoderKind::Qwen2_5 { .. } | EncoderKind::Qwen2 { .. } => ["ln_q", "mlp.0", "mlp.2"],
                     _ => ["norm", "linear_fc1", "linear_fc2"],
                 };
                 let has_norm_bias = Names::of(vision.encoder.kind).has_norm_bias;
                 let (name, norm_width) = match level {
+                    None if matches!(vision.encoder.kind, EncoderKind::PaddleOcr { .. }) => {
+                        ("mlp_AR".to_owned(), hidden)
+                    }
                     None => ("visual.merger".to_owned(), hidden),
                     Some(level) => (format!("visual.deepstack_merger_list.{level}"), merged),
                 };
@@ -334,9 +339,10 @@ impl Tower {
         };
         let values = values.reshape([hidden, 3 * patch * patch]);
         let positions = match (names.positions, vision.encoder.kind) {
-            (Some(part), EncoderKind::Siglip { side } | EncoderKind::Qwen3 { side, .. }) => {
-                Some(found.tensor(&name(part), [side * side, hidden])?)
-            }
+            (
+                Some(part),
+                EncoderKind::Siglip { side } | EncoderKind::Qwen3 { side, .. } | EncoderKind::PaddleOcr { side, .. },
+            ) => Some(found.tensor(&name(part), [side * side, hidden])?),
             (Some(part), EncoderKind::InternVit { side, .. }) => {
                 let num_places = side * side + 1;
                 Some(found.tensor(&name(part), [1, num_places, hidden])?.reshape([num_places, hidden]))

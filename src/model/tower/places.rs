@@ -64,7 +64,8 @@ impl Places {
             EncoderKind::Pixtral { rope_theta } => self.table(encoder.head_dim(), rope_theta, true),
             EncoderKind::Qwen3 { rope_theta, .. }
             | EncoderKind::Qwen2_5 { rope_theta }
-            | EncoderKind::Qwen2 { rope_theta } => self.table(encoder.head_dim(), rope_theta, false),
+            | EncoderKind::Qwen2 { rope_theta }
+            | EncoderKind::PaddleOcr { rope_theta, .. } => self.table(encoder.head_dim(), rope_theta, false),
             EncoderKind::Siglip { .. } | EncoderKind::InternVit { .. } => return None,
         };
         let num_patches = self.order.len();
@@ -94,16 +95,25 @@ impl Places {
     }
 
     /// The vectors of the patches' places, `[patches, width]`, in this order: they lie between those of a square of places, `[side^2,
-    /// width]`, whose corners are the image's.
+    /// width]`, of which the outer ones are in the middle of the image's patches at its corners, or else both cover the same.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,
         clippy::cast_sign_loss,
         reason = "in f32, as transformers has them"
     )]
-    pub(super) fn between(&self, of_square: &Tensor<2>, side: usize, device: &Device) -> Tensor<2> {
+    pub(super) fn between(
+        &self,
+        of_square: &Tensor<2>,
+        (side, has_equal_corners): (usize, bool),
+        device: &Device,
+    ) -> Tensor<2> {
         let place = |index: usize, length: usize| {
-            let place = (index * (side - 1)) as f32 / (length.max(2) - 1) as f32;
+            let place = if has_equal_corners {
+                (index * (side - 1)) as f32 / (length.max(2) - 1) as f32
+            } else {
+                ((index as f32 + 0.5) * (side as f32 / length as f32) - 0.5).clamp(0.0, (side - 1) as f32)
+            };
             let before = place.floor();
             let [before, share] = [before, place - before];
             [(before as usize, 1.0 - share), ((before as usize + 1).min(side - 1), share)]

@@ -60,6 +60,7 @@ pub(super) const PADDLEOCR_VL: Family = Family {
     architecture: "PaddleOCRTextModel",
     gguf: Gguf::NONE,
     rope_pairs: LLAMA.rope_pairs,
+    own_ropes: QWEN2_VL.own_ropes,
     ..ERNIE4_5
 };
 

@@ -37,6 +37,15 @@ pub enum Cutting {
         /// Pixels at most.
         most: usize,
     },
+    /// The same, where an image that is thinner than a token is first made larger (`PaddleOCR-VL`).
+    Page {
+        /// Pixels on a side of a token.
+        side: usize,
+        /// Pixels at least, about.
+        least: usize,
+        /// Pixels at most.
+        most: usize,
+    },
     /// Seen as one square, into which it is stretched (Gemma 3).
     Square {
         /// Pixels on its side.
@@ -86,13 +95,14 @@ impl Cutting {
             Self::Squares { .. } => "<image>",
             Self::Canvas { .. } => "<IMG_CONTEXT>",
             Self::Area { .. } => "<|vision_start|><|image_pad|><|vision_end|>",
+            Self::Page { .. } => "<|IMAGE_PLACEHOLDER|>",
             Self::Square { .. } => "<start_of_image>",
         }
     }
 
     pub(super) fn square(self) -> Option<usize> {
         match self {
-            Self::Whole { .. } | Self::Area { .. } => None,
+            Self::Whole { .. } | Self::Area { .. } | Self::Page { .. } => None,
             Self::Squares { side, .. } | Self::Canvas { side, .. } | Self::Square { side } => Some(side),
         }
     }
@@ -108,6 +118,9 @@ impl Cutting {
             Self::Area { side, least, most: most_pixels } => {
                 let most = most.map_or(most_pixels, |most| most.min(most_pixels));
                 within(size, [least.min(most), most], side)
+            }
+            Self::Page { side, least, most: most_pixels } => {
+                Self::Area { side, least, most: most_pixels }.cut(widened(size, side), most, token_pixels)
             }
             Self::Canvas { side, least, most: most_squares } => {
                 let most = most.map_or(most_squares, |most| (most / (side * side)).clamp(1, most_squares));
@@ -180,6 +193,24 @@ fn within(size: [usize; 2], [least, most]: [usize; 2], token_pixels: usize) -> R
     };
     let sizes = vec![[columns * token_pixels, rows * token_pixels]];
     Ok(Cut { sizes, squares: None, is_seen_as_it_was: false, tokens: Grid { rows, columns } })
+}
+
+/// Both sides as long as that of a token at least.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "as Python computes it"
+)]
+fn widened([mut width, mut height]: [usize; 2], side: usize) -> [usize; 2] {
+    let grown = |other: usize, by: usize| ((other * side) as f64 / by as f64).round_ties_even() as usize;
+    if height < side {
+        (width, height) = (grown(width, height), side);
+    }
+    if width < side {
+        (width, height) = (side, grown(height, width));
+    }
+    [width, height]
 }
 
 /// The longer side becomes `edge`, then both sides whole squares.
@@ -270,6 +301,7 @@ impl Cut {
                 let row = marker.repeat(self.tokens.columns);
                 format!("{}[IMG_END]", vec![row; self.tokens.rows].join("[IMG_BREAK]"))
             }
+            Cutting::Page { .. } => marker.repeat(self.num_tokens()),
             Cutting::Canvas { .. } => format!("<img>{}</img>", marker.repeat(self.num_tokens())),
             Cutting::Square { .. } => {
                 let tokens = "<image_soft_token>".repeat(self.num_tokens());

@@ -1,4 +1,4 @@
-//! The towers of Mistral 3, Idefics 3, `InternVL` and Gemma 3.
+//! The towers of Mistral 3, Idefics 3, `InternVL`, Gemma 3 and `PaddleOCR-VL`.
 
 use super::{Cutting, Encoder, EncoderKind, Projector};
 use crate::schema::{Section, Value};
@@ -95,6 +95,21 @@ pub(super) fn gemma3(json: &mut Section, cutting: Cutting) -> (Encoder, Projecto
     (found, Projector::Pooling { merge_size: side / tokens, eps })
 }
 
+pub(super) fn paddleocr(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
+    let mut tower = json.below("vision_config", "an object");
+    let eps = tower.number("layer_norm_eps", 1e-6, 0.0..=1.0);
+    let image_size: usize = tower.count("image_size", 384, 1..=1 << 16);
+    let patch_size: usize = tower.count("patch_size", 14, 1..=256);
+    let merge_size = tower.count("spatial_merge_size", 2, 1..=16);
+    if !matches!(cutting, Cutting::Page { side, .. } if side == patch_size * merge_size) {
+        let of = "and `spatial_merge_size` are others than `patch_size` and `merge_size` in the file that says how images are resized";
+        tower.problem("patch_size", of);
+    }
+    let kind = EncoderKind::PaddleOcr { side: image_size / patch_size, rope_theta: axial_theta(&mut tower) };
+    let found = encoder(&mut tower, kind, [1152, 4304, 27, 16], patch_size, (Activation::GeluTanh, eps));
+    (found, Projector::Joining { merge_size, eps: 1e-5 })
+}
+
 /// A side that may be written twice, as that of a square.
 #[expect(
     clippy::cast_possible_truncation,
@@ -125,7 +140,7 @@ fn encoder(
     let hidden_size: usize = json.count("hidden_size", hidden, 4..=1 << 16);
     let num_heads: usize = json.count("num_attention_heads", heads, 1..=1 << 10);
     // Where places turn queries, rows and columns have half of each head, in pairs.
-    let parts = if matches!(kind, EncoderKind::Pixtral { .. }) { 4 } else { 1 };
+    let parts = if matches!(kind, EncoderKind::Pixtral { .. } | EncoderKind::PaddleOcr { .. }) { 4 } else { 1 };
     if !hidden_size.is_multiple_of(parts * num_heads) {
         json.problem("hidden_size", "is no such multiple of `num_attention_heads` as the attention needs");
     }

@@ -119,15 +119,15 @@ fn layers(tower: &mut Section, key: &'static str, default: &[usize], num_layers:
 }
 
 /// From the file that says how images are resized: its `size` counts pixels.
-pub(super) fn area(json: &mut Section) -> Cutting {
-    json.only("temporal_patch_size", "2", |value| value.number() == Some(2.0));
+pub(super) fn area(json: &mut Section, num_frames: f64, [least, most]: [usize; 2]) -> Cutting {
+    json.only("temporal_patch_size", &num_frames.to_string(), |value| value.number() == Some(num_frames));
     let side = json.count("patch_size", 14_usize, 1..=256) * json.count("merge_size", 2_usize, 1..=16);
     let mut bound = |old: &'static str, new: &'static str, default: usize| {
         let number = json.below("size", "an object").count(new, default, 1..=1 << 30);
         json.optional_count(old, None, 1..=1 << 30).unwrap_or(number)
     };
-    let least = bound("min_pixels", "shortest_edge", 56 * 56);
-    let most = bound("max_pixels", "longest_edge", 28 * 28 * 1280);
+    let least = bound("min_pixels", "shortest_edge", least);
+    let most = bound("max_pixels", "longest_edge", most);
     if least > most {
         json.problem("size", format!("asks for {least} pixels at least and {most} at most"));
     }

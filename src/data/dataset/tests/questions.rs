@@ -24,7 +24,7 @@ fn a_conversation_asks_up_to_its_last_answer_with_the_tokens_of_training() {
     let (_, row) = dataset.train_row(0).unwrap();
     let start = row.carries_loss.iter().rposition(|loss| *loss).unwrap() - 3;
     assert_eq!(
-        question.prompt_ids(&tokenizer).unwrap(),
+        question.prompt_ids(&tokenizer, None).unwrap(),
         row.ids[..start],
         "without the answer's space, AB, newline, end"
     );
@@ -59,7 +59,7 @@ fn a_choice_is_named_by_its_text_a_letter_or_a_number_and_its_tokens_are_the_tar
     // A number is trained on as the choice that it names.
     assert_eq!(dataset.train_row(2).unwrap().1.ids, dataset.train_row(0).unwrap().1.ids);
 
-    let batch = questions[0].answered("vw", &tokenizer()).unwrap();
+    let batch = questions[0].answered("vw", &tokenizer(), None).unwrap();
     let [x, colon, space, v, w] = *b"x: vw";
     assert_eq!(batch.input_ids[1..], [x, colon, space, v, w].map(u32::from));
     assert_eq!(batch.targets.iter().map(|target| target.token).collect::<Vec<_>>(), [space, v, w].map(u32::from));

@@ -161,3 +161,44 @@ fn rows_that_are_no_preferences_are_refused_with_what_is_missing() {
         assert!(error.contains(reason), "{row}: {error}");
     }
 }
+
+#[test]
+fn images_of_a_row_stand_in_its_prompt_whatever_the_row_is_for() {
+    let source = "{% for m in messages %}{{ m.role }}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}\
+                  {{ '*' if part.type == 'image' else part.text }}{% endfor %}{% endif %}{% endfor %}";
+    let template = ChatTemplate::new(source, "the test", &tokenizer()).unwrap();
+    let read = |kind: RowKind, row: &Value| {
+        let format = RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), row, kind).unwrap();
+        format.with_images(Some("f".into())).read(row, Some(&template))
+    };
+    let parts = json!([{"type": "image"}, {"type": "text", "text": "q"}]);
+    let said = |answer: &str| json!([{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]);
+    for (kind, row) in [
+        (RowKind::Pair, json!({"images": ["a.png"], "prompt": "q", "chosen": "good", "rejected": "bad"})),
+        (RowKind::Pair, json!({"image": "a.png", "prompt": "<image>q", "chosen": "good", "rejected": "bad"})),
+        (RowKind::Pair, json!({"images": ["a.png"], "chosen": said("good"), "rejected": said("bad")})),
+        (RowKind::Pair, json!({"images": ["a.png"], "prompt": "q", "chosen": said("good"), "rejected": said("bad")})),
+        (RowKind::Labelled, json!({"image": {"path": "a.png"}, "prompt": "q", "completion": "good", "label": true})),
+        (RowKind::Prompt, json!({"images": ["a.png"], "prompt": [{"role": "user", "content": parts}]})),
+        (RowKind::default(), json!({"image": "a.png", "prompt": "q", "completion": "good"})),
+        (RowKind::default(), json!({"image": "a.png", "instruction": "q", "output": "good"})),
+    ] {
+        let samples = match read(kind, &row).unwrap() {
+            Sample::Pair(chosen, rejected, _) => vec![*chosen, *rejected],
+            Sample::Labelled(sample, _) => vec![*sample],
+            Sample::Prompt(Prompt::Chat { messages, tools }) => vec![Sample::Chat { messages, tools }],
+            sample => vec![sample],
+        };
+        for sample in samples {
+            let Sample::Chat { messages, .. } = sample else { panic!("{row}") };
+            let expected = json!([{"type": "image", "image": "f/a.png"}, {"type": "text", "text": "q"}]);
+            assert_eq!((&messages[0]["content"], messages.len() < 3), (&expected, true), "{row}");
+        }
+    }
+    let texts = json!({"image": "a.png", "chosen": "say good", "rejected": "say bad"});
+    let two = json!({"images": ["a.png", "b.png"], "prompt": "<image>q", "chosen": "good", "rejected": "bad"});
+    for (row, reason) in [(texts, "no `prompt` for them"), (two, "1 places for images, and the row has 2")] {
+        let error = read(RowKind::Pair, &row).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+}

@@ -18,6 +18,12 @@ pub(in crate::train::rollouts) fn open(
     if !config.is_set() {
         return Ok(None);
     }
+    if data.has_images() {
+        return Err(
+            "`objective.environment` plays episodes of text\n  hint: leave rows with images out, or the environment"
+                .into(),
+        );
+    }
     let Some(goes_on) = goes_on(data) else {
         let text = "`objective.environment` needs a chat template, and there is none\n  hint: `data.chat_template` can name a file";
         return Err(text.into());
