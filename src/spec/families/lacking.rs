@@ -22,7 +22,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it needs state-space layers", "bamba falcon_mamba mamba zamba"),
     ("it needs state spaces of another kind and a mixture of experts", "jamba"),
     ("it needs a gate for each head of its attention, and norms behind sublayers", "lfm3"),
-    ("it needs LayerNorm and sublayers side by side", "codegen falcon gpt_neox gptj phi"),
+    ("it needs LayerNorm and sublayers side by side", "codegen falcon gptj phi"),
     ("it needs LayerNorm of another kind", "biogpt olmo persimmon"),
     ("it needs LayerNorm and learned positions", "gpt-sw3 gpt2 gpt_bigcode gpt_neo opt"),
     ("it needs LayerNorm and scores that fall with distance", "bloom mpt"),
