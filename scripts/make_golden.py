@@ -801,7 +801,7 @@ def make_model(args) -> None:
 
 def name_alone(name: str) -> str:
     """The name that a tensor or module of a multimodal model has in its language model alone."""
-    return re.sub(r"model\.(language|text)_model\.", "model.", name, count=1).replace("model.embeddings.", "model.embed_tokens.")
+    return re.sub(r"model\.(language|text)_model\.", "model.", name, count=1).replace("gpt_neox.", "model.").replace("model.embeddings.", "model.embed_tokens.").replace("model.embed_in.", "model.embed_tokens.")
 
 
 def stored(model_type: str, name: str, tensor: torch.Tensor):

@@ -26,8 +26,8 @@ pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
     Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, ExpertGroups,
     FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture,
-    PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS,
-    SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
+    NEOX_NAMES, PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE,
+    SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
@@ -176,6 +176,7 @@ impl ModelConfig {
     #[must_use]
     pub fn module_of(&self, name: &str) -> String {
         match (self.nesting, self.family().names.embedding, name.strip_prefix(EMBEDDING)) {
+            (Some(nesting), Some(embedding), Some(rest)) => format!("{nesting}{embedding}{rest}"),
             (Some(nesting), ..) => nested_name(nesting, name),
             (None, Some(embedding), Some(rest)) => format!("model.{embedding}{rest}"),
             (None, ..) => name.to_owned(),
@@ -204,6 +205,10 @@ impl ModelConfig {
             // Layers that predict more tokens follow the others of GLM-4.5 and its like.
             let has_more = self.family().experts.is_some_and(|experts| experts.router.is_some());
             if has_more && layer.is_some_and(|layer| layer >= self.num_layers()) {
+                return true;
+            }
+            // Masks of GPT-NeoX's first files.
+            if matches!(part, "attention.bias" | "attention.masked_bias") {
                 return true;
             }
             let block = layer.and_then(|layer| self.blocks.get(layer));
@@ -289,7 +294,7 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 11] = [
+pub const LINEAR_NAMES: [&[&str]; 12] = [
     &SITE_NAMES,
     &FUSED_NAMES,
     &DELTA_NET_NAMES,
@@ -301,10 +306,11 @@ pub const LINEAR_NAMES: [&[&str]; 11] = [
     &SHARED_MLP_NAMES,
     &PLAIN_MLP_NAMES,
     &LATENT_EXPERT_NAMES,
+    &NEOX_NAMES,
 ];
 
-/// Where multimodal models have the decoder of their language model.
-const NESTINGS: [&str; 2] = ["model.language_model.", "model.text_model."];
+/// Where multimodal models have the decoder of their language model, and GPT-NeoX its own.
+const NESTINGS: [&str; 3] = ["model.language_model.", "model.text_model.", "gpt_neox."];
 
 /// In which of them a module is.
 #[must_use]
@@ -313,21 +319,18 @@ pub fn nesting_of(module: &str) -> Option<&'static str> {
 }
 
 /// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
-/// transformers 4.52 the language model was around the decoder. Files of Nemotron-H have a `backbone`, and call its embedding otherwise.
+/// transformers 4.52 the language model was around the decoder. Files of Nemotron-H have a `backbone`, and call its embedding
+/// otherwise, as do those of GPT-NeoX, whose first ones have another name for the head.
 #[must_use]
 pub fn name_alone(name: &str) -> Option<String> {
-    let of_backbone = name
-        .strip_prefix("backbone.")
-        .or_else(|| name.strip_prefix("model.").filter(|it| it.starts_with("embeddings.")));
-    if let Some(rest) = of_backbone {
-        return Some(
-            rest.strip_prefix("embeddings.").map_or(format!("model.{rest}"), |rest| format!("{EMBEDDING}.{rest}")),
-        );
-    }
-    match name.strip_prefix("language_model.") {
-        Some(rest) => Some(rest.to_owned()),
-        None => Some(format!("model.{}", name.strip_prefix(nesting_of(name)?)?)),
-    }
+    let rest = match name.strip_prefix("language_model.") {
+        Some(rest) => return Some(rest.to_owned()),
+        None if name == "embed_out.weight" => return Some("lm_head.weight".to_owned()),
+        None if name.starts_with("model.embeddings.") => name.strip_prefix("model.")?,
+        None => name.strip_prefix("backbone.").or_else(|| name.strip_prefix(nesting_of(name)?))?,
+    };
+    let of_embedding = ["embeddings.", "embed_in."].into_iter().find_map(|start| rest.strip_prefix(start));
+    Some(of_embedding.map_or_else(|| format!("model.{rest}"), |rest| format!("{EMBEDDING}.{rest}")))
 }
 
 /// The name in a multimodal model, whose decoder is in `nesting`, of what a language model alone has under `name`.

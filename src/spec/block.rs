@@ -514,6 +514,10 @@ pub const PLAIN_MLP_NAMES: [&str; 2] = ["mlp.c_fc", "mlp.c_proj"];
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
 
+/// Names of the linear layers of GPT-NeoX.
+pub const NEOX_NAMES: [&str; 4] =
+    ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
+
 /// Names of the projections around the experts of Nemotron 3 Super.
 pub const LATENT_EXPERT_NAMES: [&str; 2] = ["mixer.fc1_latent_proj", "mixer.fc2_latent_proj"];
 

@@ -514,6 +514,7 @@ pub(super) static FAMILIES: &[Family] = &[
     layer_norm::STARCODER2,
     layer_norm::HUNYUAN,
     layer_norm::HUNYUAN_MOE,
+    layer_norm::GPT_NEOX,
     dense::OLMO3,
     mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,

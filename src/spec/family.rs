@@ -90,6 +90,10 @@ pub(crate) enum Arrangement {
     Beside,
     /// The same where this key says so.
     BesideIf(&'static str),
+    /// Both take the same, each normed by itself.
+    NormedApart,
+    /// The same unless this key says no (GPT-NeoX).
+    NormedApartIf(&'static str),
     /// One of them, which `layers_block_type` names, or a letter of `hybrid_override_pattern` (Nemotron-H).
     OneEach,
     /// A state space and attention take the same, normed once; then what feeds forward (Falcon-H1).
@@ -158,6 +162,8 @@ pub(crate) enum OwnRopes {
     Olmo,
     /// A `dynamic` one with `alpha` has a larger base alone.
     Hunyuan,
+    /// Keys of its own: `rotary_pct` and `rotary_emb_base`.
+    NeoX,
     /// Tokens have three positions, with these sections where the config has none.
     Axes(RopeAxes),
 }
@@ -227,6 +233,8 @@ pub(super) struct FamilyNames {
     pub(super) gate_up: &'static str,
     /// The module of the embedding within `model`, which files call so too; absent: `embed_tokens`. Files may call `model` `backbone`.
     pub(super) embedding: Option<&'static str>,
+    /// What files and PEFT call `model.`; absent: so.
+    pub(super) nesting: Option<&'static str>,
     /// The norm before the head.
     pub(super) last_norm: &'static str,
     /// The key of what is added to the mean square in norms.
@@ -240,6 +248,7 @@ impl FamilyNames {
         head_norms: HEAD_NORMS,
         gate_up: FUSED_NAMES[1],
         embedding: None,
+        nesting: None,
         last_norm: "model.norm",
         norm_eps: "rms_norm_eps",
     };
@@ -259,6 +268,8 @@ pub(super) enum AttentionExtra {
         /// Value of `hidden_size_per_layer_input` where absent; 0: there are none.
         layer_input_width: usize,
     },
+    /// Queries, keys and values of a head are rows of one layer, side by side (GPT-NeoX).
+    ByHead,
     /// Queries, keys and values come from latents.
     Latent(LatentWidths),
 }

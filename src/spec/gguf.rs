@@ -449,7 +449,12 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
             // Those before Ministral 3.
             OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
-            OwnRopes::None | OwnRopes::Phi | OwnRopes::Olmo | OwnRopes::Hunyuan | OwnRopes::Axes(_) => {}
+            OwnRopes::None
+            | OwnRopes::Phi
+            | OwnRopes::Olmo
+            | OwnRopes::Hunyuan
+            | OwnRopes::NeoX
+            | OwnRopes::Axes(_) => {}
         },
     }
     of_tensors(file, family, &mut json)?;

@@ -173,7 +173,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         embedding_scale,
         logit_divisor: logit_divisor.unwrap_or(1.0),
         logit_soft_cap,
-        nesting: None,
+        nesting: family.names.nesting,
         num_deepstack_layers: 0,
         tie_word_embeddings: {
             // LFM2's first configs.
@@ -227,14 +227,15 @@ fn lacking(name: &str) -> String {
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
                             Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4, \
-                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Falcon-H1, Cohere, StableLM, Starcoder 2, Hunyuan, Seed-OSS and the text of Qwen2-VL \
+                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Falcon-H1, Cohere, StableLM, Starcoder 2, Hunyuan, GPT-NeoX, Seed-OSS and the text of Qwen2-VL \
                             to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
 
 /// How the sublayers of a layer follow each other, without a key.
 fn arrangement(json: &mut Section, family: &Family) -> Arrangement {
     match family.arrangement {
         Arrangement::BesideIf(key) if json.boolean(key, false) => Arrangement::Beside,
-        Arrangement::BesideIf(_) => Arrangement::InTurn,
+        Arrangement::NormedApartIf(key) if json.boolean(key, true) => Arrangement::NormedApart,
+        Arrangement::BesideIf(_) | Arrangement::NormedApartIf(_) => Arrangement::InTurn,
         other => other,
     }
 }
@@ -401,6 +402,10 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
         let silu = "\"silu\", which linear attention has behind its convolution";
         json.only(key, silu, |value| matches!(value.text(), Some("silu" | "swish")));
         return default;
+    }
+    // Which in Gemma's first files means the approximation.
+    if !family.gated && json.value(key).and_then(Value::text) == Some("gelu") {
+        return Activation::Gelu;
     }
     activation_named(json, key, default)
 }

@@ -249,6 +249,10 @@ impl Compute for AttentionWeights {
         }
         match self.spec.qkv {
             Qkv::All(projections) => linears.project_backward(projections, [dq, dk, dv], x, input_grad),
+            Qkv::ByHead(site) => {
+                let all = by_head([dq, dk, dv], heads.num_heads);
+                linears.backward(site, &all, x, InputGrad::of(input_grad, None))
+            }
             Qkv::ValuesAreKeys(projections) => linears.project_backward(projections, [dq, dk + dv], x, input_grad),
             Qkv::OfLayer { queries, .. } => linears.backward(queries, &dq, x, InputGrad::of(input_grad, None)),
             Qkv::Latent(_) => unreachable!("its forward kept latents"),
@@ -266,6 +270,10 @@ impl AttentionWeights {
     fn projected(&self, x: &Tensor<2>, linears: &mut Linears<'_>) -> [Tensor<2>; 3] {
         match self.spec.qkv {
             Qkv::All(projections) => linears.project(projections, x),
+            Qkv::ByHead(site) => {
+                let spec::Heads { num_heads, head_dim, .. } = self.spec.heads;
+                of_heads(&linears.forward(site, x, None), num_heads, [head_dim; 3])
+            }
             Qkv::ValuesAreKeys(projections) => {
                 let [q, k] = linears.project(projections, x);
                 [q, k.clone(), k]

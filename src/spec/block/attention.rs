@@ -31,6 +31,8 @@ pub struct Attention {
 pub enum Qkv {
     /// From projections of the input.
     All(Projections<3>),
+    /// From one, of each head side by side (GPT-NeoX).
+    ByHead(SiteId),
     /// Queries and keys from these; values are the keys before norm and rotary embedding (Gemma 4).
     ValuesAreKeys(Projections<2>),
     /// Queries from a projection; keys and values are those of an earlier layer (Gemma 4).
@@ -84,6 +86,7 @@ impl Qkv {
     pub fn sites(&self) -> &[SiteId] {
         match self {
             Self::All(projections) => projections.sites(),
+            Self::ByHead(site) => std::slice::from_ref(site),
             Self::ValuesAreKeys(projections) => projections.sites(),
             Self::OfLayer { queries, .. } => std::slice::from_ref(queries),
             Self::Latent(latent) => &latent.inputs,
@@ -125,7 +128,7 @@ impl Attention {
     pub fn key_value_layer(&self) -> Option<usize> {
         match self.qkv {
             Qkv::OfLayer { layer, .. } => Some(layer),
-            Qkv::All(_) | Qkv::ValuesAreKeys(_) | Qkv::Latent(_) => None,
+            Qkv::All(_) | Qkv::ByHead(_) | Qkv::ValuesAreKeys(_) | Qkv::Latent(_) => None,
         }
     }
 

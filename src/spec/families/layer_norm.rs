@@ -3,7 +3,8 @@
 use super::{LLAMA, QWEN2_EXPERTS};
 use crate::spec::block::attention::QueryKeyNorms;
 use crate::spec::family::{
-    Arrangement, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
+    Arrangement, AttentionExtra, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes,
+    Scales, Windows,
 };
 use crate::spec::{Activation, NormKind, RopePairs};
 
@@ -128,4 +129,36 @@ pub(super) const HUNYUAN_MOE: Family = Family {
     }),
     gguf: Gguf::named("hunyuan-moe"),
     ..HUNYUAN
+};
+
+/// Pythia.
+pub(super) const GPT_NEOX: Family = Family {
+    model_type: "gpt_neox",
+    architecture: "GPTNeoXForCausalLM",
+    names: FamilyNames {
+        sites: {
+            let [qkv, output, inwards, down] = crate::spec::NEOX_NAMES;
+            [qkv, qkv, qkv, output, inwards, inwards, down]
+        },
+        embedding: Some("embed_in"),
+        nesting: Some("gpt_neox."),
+        last_norm: "model.final_layer_norm",
+        norm_eps: "layer_norm_eps",
+        ..FamilyNames::COMMON
+    },
+    biases: Biases::Keys([("attention_bias", true), ("attention_bias", true), ("mlp_bias", true)]),
+    norm_kind: NormKind::Layer,
+    arrangement: Arrangement::NormedApartIf("use_parallel_residual"),
+    attention_extra: AttentionExtra::ByHead,
+    activation: ("hidden_act", Activation::Gelu),
+    gated: false,
+    partial_rotary_factor: Some(0.25),
+    own_ropes: OwnRopes::NeoX,
+    rms_norm_eps: 1e-5,
+    vocab_size: Some(50_432),
+    num_attention_heads: Some(64),
+    bos_token_id: Some(0),
+    eos_token_id: Some(2),
+    gguf: Gguf::NONE,
+    ..LLAMA
 };

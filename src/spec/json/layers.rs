@@ -246,8 +246,9 @@ impl Widths {
         let has_feed_forward = !matches!(layer.alone, Some(Alone::StateSpace | Alone::Attention));
         let feed_forward = has_feed_forward.then(|| self.feed_forward(family, index, layer, &mut sites));
         let [of_mixing, of_feed_forward] = family.norms;
-        let is_beside = self.arrangement == Arrangement::Beside;
-        let of_feed_forward = if is_beside { of_mixing } else { of_feed_forward };
+        let is_beside = matches!(self.arrangement, Arrangement::Beside | Arrangement::NormedApart);
+        let has_one_norm = self.arrangement == Arrangement::Beside;
+        let of_feed_forward = if has_one_norm { of_mixing } else { of_feed_forward };
         let kinds = [(mixing, of_mixing, false), (second, of_mixing, true), (feed_forward, of_feed_forward, is_beside)];
         let mut sublayers: Vec<_> = kinds
             .into_iter()
@@ -357,6 +358,8 @@ impl Widths {
             let widths = [query, key_value, key_value];
             let site = add(sites, FUSED_NAMES[0], [query + 2 * key_value, hidden], of_qkv);
             Qkv::All(Projections::Fused { site, widths })
+        } else if family.attention_extra == AttentionExtra::ByHead {
+            Qkv::ByHead(add(sites, q_name, [3 * query, hidden], of_qkv))
         } else {
             let of_queries = if family.attention_extra == AttentionExtra::OutputGate { 2 * query } else { query };
             let mut project = |(name, width)| add(sites, name, [width, hidden], of_qkv);

@@ -28,6 +28,12 @@ pub(super) fn ropes(json: &mut Section, facts: RopeFacts<'_>) -> Vec<Rope> {
     let of_width =
         |json: &mut Section| json.count("rotary_dim", 2_usize, 2..=1 << 16) as f64 / facts.head_dims[0] as f64;
     let partial = partial.map(|factor| if json.has("rotary_dim") { of_width(json) } else { factor });
+    let (theta, partial) = match partial {
+        Some(factor) if facts.family.own_ropes == OwnRopes::NeoX => {
+            (json.number("rotary_emb_base", theta, THETA), Some(json.number("rotary_pct", factor, 1e-3..=1.0)))
+        }
+        partial => (theta, partial),
+    };
     let partial = partial.map(|factor| json.number("partial_rotary_factor", factor, 1e-3..=1.0));
     if partial.is_none() {
         json.only("partial_rotary_factor", "1.0", |value| value.number() == Some(1.0));

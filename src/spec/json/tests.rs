@@ -3,7 +3,7 @@
 use super::*;
 use crate::spec::{
     Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, NormKind, Probabilities, Projections, QueryKeyNorms, Role,
-    RopePairs, RopeScaling, StateHeads, short_name,
+    RopePairs, RopeScaling, StateHeads, name_alone, short_name,
 };
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -403,6 +403,28 @@ fn sublayers_follow_each_other_as_families_have_it() {
     let stablelm = |more: &str| read("stablelm", more);
     let [in_turn, beside] = ["", r#", "use_parallel_residual": true"#].map(|more| is_beside(&stablelm(more).unwrap()));
     assert!(beside && !in_turn);
+    let neox = |more: &str| {
+        let text = format!("{}{more}}}", BASE.replace("\"llama\"", "\"gpt_neox\""));
+        ModelConfig::from_json(&text).unwrap()
+    };
+    let [beside, in_turn] = ["", r#", "use_parallel_residual": false"#].map(|more| is_beside(&neox(more)));
+    assert!(beside && !in_turn);
+    let neox = neox(r#", "rotary_pct": 0.5, "rotary_emb_base": 5e4, "hidden_act": "gelu""#);
+    assert_eq!((neox.ropes[0].width, neox.ropes[0].theta, neox.blocks[0].sites[0].shape), (8, 5e4, [192, 64]));
+    assert_eq!(neox.blocks[0].norms(64).count(), 2);
+    assert_eq!(neox.module_of("model.embed_tokens.weight"), "gpt_neox.embed_in.weight");
+    assert_eq!(neox.module_name(1, 1), "gpt_neox.layers.1.attention.dense");
+    assert!(neox.is_unused("model.layers.0.attention.masked_bias"));
+    for (name, alone) in [
+        ("gpt_neox.layers.1.attention.dense.bias", "model.layers.1.attention.dense.bias"),
+        ("gpt_neox.embed_in.weight", "model.embed_tokens.weight"),
+        ("embed_out.weight", "lm_head.weight"),
+        ("backbone.embeddings.weight", "model.embed_tokens.weight"),
+        ("model.embeddings.weight", "model.embed_tokens.weight"),
+        ("backbone.layers.0.mixer.A_log", "model.layers.0.mixer.A_log"),
+    ] {
+        assert_eq!(name_alone(name).as_deref(), Some(alone));
+    }
     let hunyuan = read("hunyuan_v1_dense", r#", "rope_scaling": {"type": "dynamic", "alpha": 8.0}"#).unwrap();
     assert_eq!((hunyuan.ropes[0].theta, &hunyuan.ropes[0].scaling), (10_000.0 * 8_f64.powf(16.0 / 14.0), &None));
     for (kind, more, expected) in [

@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 83] = [
+pub(crate) const FAMILIES: [&str; 84] = [
     "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
     "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
     "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
@@ -18,7 +18,7 @@ pub(crate) const FAMILIES: [&str; 83] = [
     "lfm2_vl", "lighton_ocr", "ovis2", "paddleocr_vl", "idefics3", "smolvlm", "glm4_moe", "dots1", "ernie4_5_moe",
     "lfm2_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "minicpm3",
     "granitemoehybrid-mamba", "granitemoehybrid-experts", "nemotron_h", "nemotron_h-latent", "falcon_h1", "cohere",
-    "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe", "gpt_neox",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
