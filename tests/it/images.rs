@@ -524,3 +524,18 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
     assert!(!is_done && said.contains("cut.png\" is damaged or cut short"), "{said}");
     assert!(!path.join("run/metrics.jsonl").exists());
 }
+
+#[test]
+fn a_tiny_model_learns_which_box_drawings_go_into() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = format!("output_dir={:?}", folder.path().join("run").to_str().unwrap());
+    let mut command = lora_train(&["recipes/drawings.toml", "--set", &output]);
+    let command = command.current_dir(env!("CARGO_MANIFEST_DIR")).env("LORA_TRAIN_CACHE", folder.path().join("cache"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let scores: Vec<f64> = lines.filter_map(|line| line["eval_score"].as_f64()).collect();
+    let (first, last) = (scores[0], scores[scores.len() - 1]);
+    assert!(first < 0.45 && last > 0.95, "{scores:?}: one in four is chance");
+}
