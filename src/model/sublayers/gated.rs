@@ -58,7 +58,8 @@ impl spec::Gated {
         if self.is_alone() { kept.gate.ones_like() } else { kept.up.clone() }
     }
 
-    fn is_alone(&self) -> bool {
+    /// Whether nothing is multiplied with the gate.
+    pub(super) fn is_alone(&self) -> bool {
         matches!(self.gate_up, Projections::Same(_)) && self.activation != Activation::Relu
     }
 

@@ -17,7 +17,10 @@ impl spec::Mixture {
     pub(super) fn together<'a>(&self, x: &Tensor<2>, linears: &Linears<'a>) -> Option<&'a dyn Experts> {
         let together = linears.context.place().experts().filter(|_| !linears.context.sees(self.experts[0].down))?;
         let slots = x.dims()[0] * self.num_per_token;
-        let is_taken = !matches!(self.experts[0].gate_up, Projections::Fused { .. })
+        let first = &self.experts[0];
+        let is_plain = !matches!(first.gate_up, Projections::Fused { .. }) && first.gate_scale.is_none();
+        let is_taken = is_plain
+            && !first.is_alone()
             && together.takes(x, slots, self.choice, &self.gate_up(linears))
             && together.takes(x, slots, self.choice, &self.down(linears));
         let rank = |adapter: &Adapter| adapter.matrices.a.dims()[0] / self.experts.len();
