@@ -9,17 +9,13 @@ use patterns::Patterns;
 
 use super::kind::AdapterKind;
 use super::matrices::Matrices;
-use super::trained::{FullTensor, TensorId};
+use super::trained::{FullTensor, OTHER_EMBEDDING, TensorId};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules, meant_layer};
 use crate::spec::{Block, LINEAR_NAMES, ModelConfig, PerSite, Projections, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Names or patterns of one key that are more than any model has modules.
 const MANY_PATTERNS: usize = 4096;
-
-/// Why an embedding stays as it is.
-pub(super) const OTHER_EMBEDDING: &str =
-    "the embedding of this model has another name in PEFT's files, which are written here for `embed_tokens` alone";
 
 /// What is in the names of the first expert's linear layers.
 pub(crate) const FIRST_EXPERT: &str = ".experts.0.";

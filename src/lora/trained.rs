@@ -6,11 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 
-use super::targets::OTHER_EMBEDDING;
 use crate::config::LoraConfig;
 use crate::ops::linear::Weight;
 use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, NormKind, SiteId, in_layer, short_name};
+
+/// Why an embedding stays as it is.
+pub(super) const OTHER_EMBEDDING: &str =
+    "the embedding of this model has another name in PEFT's files, which are written here for `embed_tokens` alone";
 
 /// A tensor that is trained. In this order gradients are summed, parameters updated and states written.
 ///
