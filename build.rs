@@ -16,7 +16,8 @@ fn main() -> io::Result<()> {
 
 /// Writes a list of the pages' names and texts.
 fn write_pages() -> io::Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    // Where it is now: another checkout may have compiled this.
+    let folder = env::current_dir()?.join("docs");
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut paths: Vec<PathBuf> = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
     paths.sort();
