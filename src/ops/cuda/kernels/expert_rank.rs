@@ -79,7 +79,7 @@ impl Factors {
 /// Those of an update of as many experts as rows begin in `first`.
 fn factors(lora: Lora<&Tensor<2>>, first: &Tensor<1, Int>) -> LowRank<Factors> {
     let num_experts = first.dims()[0] - 1;
-    let LowRank { a: [ranks, in_features], b: [out_features, rank] } = lora.matrices.map(|factor| factor.dims());
+    let LowRank { a: [ranks, in_features], b: [out_features, rank] } = lora.matrices.map(Tensor::dims);
     let of = |width, is_a| Factors { num_experts, rank, width, is_a };
     debug_assert_eq!(ranks, num_experts * rank, "a rank for each expert");
     LowRank { a: of(in_features, true), b: of(out_features / num_experts, false) }

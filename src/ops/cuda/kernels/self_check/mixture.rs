@@ -97,9 +97,12 @@ fn layers(device: &Device, dtype: DType, is_coded: bool) -> Layers {
     let inner = |expert: usize| {
         let (seed, shape) = (10 + 2 * expert, [inside, WIDTH]);
         let whole = dense([2 * inside, WIDTH], seed);
-        [0, 1].map(|layer| match is_coded {
-            true => Weight { values: coded(shape, seed + layer), bias: None, rounds: false },
-            false => Weight::new(whole.clone().narrow(0, layer * inside, inside)),
+        [0, 1].map(|layer| {
+            if is_coded {
+                Weight { values: coded(shape, seed + layer), bias: None, rounds: false }
+            } else {
+                Weight::new(whole.clone().narrow(0, layer * inside, inside))
+            }
         })
     };
     let outer = |expert: usize| {
