@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compiles src/ops/cuda/kernels/NAME.cu to PTX and packs all of it into src/ops/cuda/kernels.zst, from which the program loads it: zstd
 over every name and its text, each with a zero behind it. NAME is for numbers of bf16 and compute capability 8.0 and newer, NAME.f16
-for f16 there, NAME.f16.75 for f16 from 7.5 on; those that `ARCHITECTURES` names are for bf16 on what it says alone.
+for f16 there, NAME.f16.75 for f16 from 7.5 on; those that `ARCHITECTURES` names are for what it says alone.
 
 usage: build_cuda_kernels.py [--check | --unpack FOLDER]
 
@@ -22,7 +22,7 @@ KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/ops/cuda/kernels
 ARCHIVE = KERNELS.with_suffix(".zst")
 LEVEL = 19
 # By the end of the name; what it asks for is of this one alone.
-ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "twice": "compute_75"}
+ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "draw": "compute_75", "twice": "compute_75"}
 # What is behind the name, and what the others are compiled with.
 VARIANTS = {"": ["compute_80"], ".f16": ["compute_80", "IS_F16"], ".f16.75": ["compute_75", "IS_F16"]}
 OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]

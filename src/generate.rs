@@ -2,13 +2,14 @@
 
 pub(crate) mod calls;
 mod grammar;
-mod sampler;
+mod logprobs;
 mod together;
 mod writing;
 
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use burn::tensor::Tensor;
 use serde_json::{Value, json};
 
 use crate::data::encode::taken_out;
@@ -19,19 +20,16 @@ use crate::images::{Images, is_of_image};
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::decode::{NextTokens, Sequence, next_logits};
-use crate::util::faults;
+use crate::ops::draw::draw;
 
 use writing::{Next, Writing};
 
 pub use grammar::{Grammar, GrammarError, Grammars, json_of, quoted};
-pub use sampler::Logprobs;
+pub use logprobs::Logprobs;
 pub use together::{NewText, ShownToken, TextBatch, TextRequest};
 
 /// Length of the texts that are sampled at evaluations, in tokens.
 const SAMPLE_TOKENS: usize = 96;
-
-/// What is read from the device, to people.
-const LOGITS: &str = "the logits of a token";
 
 /// How a text is continued.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -209,7 +207,9 @@ impl Generator<'_> {
         let prompt_seconds = start.elapsed().as_secs_f64();
         let decode_start = Instant::now();
         let ending = loop {
-            let Next { text, then, .. } = writing.next(&logits, is_full(self.model, sequence))?;
+            let drawn = draw(self.model.place(), &logits, &[writing.draw]).remove(0);
+            let drawn = drawn.ok_or(Ending::NonFiniteLogits);
+            let Next { text, then, .. } = writing.take(drawn, is_full(self.model, sequence))?;
             if on_text(&text).is_break() {
                 break Ending::Stopped;
             }
@@ -224,9 +224,8 @@ impl Generator<'_> {
         Ok(Generated { token_ids, text, ending, prompt_seconds, decode_seconds, num_passes })
     }
 
-    fn logits(&self, sequence: &mut Sequence, token_ids: &[u32]) -> Vec<f32> {
-        let logits = next_logits(self.model, &mut [NextTokens { sequence, adapters: self.adapters, token_ids }]);
-        faults::read(logits, LOGITS)
+    fn logits(&self, sequence: &mut Sequence, token_ids: &[u32]) -> Tensor<2> {
+        next_logits(self.model, &mut [NextTokens { sequence, adapters: self.adapters, token_ids }])
     }
 
     /// Continues each prompt greedily by a few sentences: the samples that a run shows at its evaluations. The same

@@ -31,6 +31,7 @@ pub mod cuda;
 #[cfg(feature = "cuda-llvm")]
 mod custom;
 pub mod delta_rule;
+pub mod draw;
 pub mod dropout;
 pub mod experts;
 pub mod head_norm;

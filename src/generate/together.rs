@@ -3,18 +3,20 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
+use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::grammar::Grammar;
-use super::sampler::{Logprobs, logprobs};
+use super::logprobs::{Logprobs, logprobs};
 use super::writing::{Next, Writing};
-use super::{Ending, GenerateError, GenerateOptions, LOGITS, check, is_full};
+use super::{Ending, GenerateError, GenerateOptions, check, is_full};
 use crate::data::template::Stops;
 use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::budget::text_bytes;
 use crate::model::decode::{NextTokens, Sequence, most_texts, next_logits};
+use crate::ops::draw::{LOGITS, draw};
 use crate::util::faults;
 
 /// A text to write.
@@ -227,19 +229,12 @@ impl<'a> TextBatch<'a> {
         for Text { sequence, adapters, token, .. } in &mut self.texts {
             parts.push(NextTokens { sequence, adapters, token_ids: std::slice::from_ref(token) });
         }
-        let logits: Vec<f32> = faults::read(next_logits(self.model, &mut parts), LOGITS);
-        let rows: Vec<&[f32]> = logits.chunks(self.model.config.vocab_size).collect();
-        // Each text draws by a generator of its own.
-        let drawn = self.texts.iter_mut().zip(&rows).map(|(text, logits)| {
-            let is_full = is_full(self.model, &text.sequence);
-            (&mut text.writing, *logits, is_full)
-        });
-        let drawn: Vec<_> = drawn.collect();
-        let drawn: Vec<_> =
-            drawn.into_par_iter().map(|(writing, logits, is_full)| writing.next(logits, is_full)).collect();
+        let logits = next_logits(self.model, &mut parts);
+        let (nexts, logits) = self.next_tokens(logits)?;
+        let mut rows = logits.chunks(self.model.config.vocab_size);
         let mut kept = Vec::with_capacity(self.texts.len());
-        for ((mut text, logits), next) in self.texts.drain(..).zip(rows).zip(drawn) {
-            if text.take(next?, logits, &mut on_text) {
+        for (mut text, next) in self.texts.drain(..).zip(nexts) {
+            if text.take(next, rows.next().unwrap_or_default(), &mut on_text) {
                 kept.push(text);
             } else if let Some(ended) = &mut self.ended {
                 ended.push((text.id, text.sequence));
@@ -247,6 +242,26 @@ impl<'a> TextBatch<'a> {
         }
         self.texts = kept;
         Ok(())
+    }
+
+    /// The next token of each text, and the logits, if one of them is more than drawn from: otherwise these stay on the device.
+    fn next_tokens(&mut self, logits: Tensor<2>) -> Result<(Vec<Next>, Vec<f32>), GenerateError> {
+        let model = self.model;
+        let is_full = |text: &Text<'_>| is_full(model, &text.sequence);
+        if self.texts.iter().all(|text| text.writing.grammar.is_none() && text.top_logprobs.is_none()) {
+            let draws: Vec<_> = self.texts.iter().map(|text| text.writing.draw).collect();
+            let drawn = self.texts.iter_mut().zip(draw(model.place(), &logits, &draws));
+            let taken = drawn.map(|(text, drawn)| {
+                let is_full = is_full(text);
+                text.writing.take(drawn.ok_or(Ending::NonFiniteLogits), is_full)
+            });
+            return Ok((taken.collect::<Result<_, _>>()?, Vec::new()));
+        }
+        let logits = faults::read(logits, LOGITS);
+        let texts: Vec<_> = self.texts.iter_mut().map(|text| (is_full(text), &mut text.writing)).collect();
+        let rows = logits.par_chunks(model.config.vocab_size);
+        let nexts = texts.into_par_iter().zip(rows).map(|((is_full, writing), logits)| writing.next(logits, is_full));
+        Ok((nexts.collect::<Result<_, _>>()?, logits))
     }
 }
 
@@ -258,7 +273,7 @@ impl Text<'_> {
         self.unshown.extend(chosen.map(|(token, top)| (token, logprobs(logits, token, top))));
         let shown = shown.into_iter().zip(std::iter::from_fn(|| self.unshown.pop_front()));
         let shown = shown.map(|(bytes, (id, logprobs))| ShownToken { id, bytes, logprobs }).collect();
-        let (end_token, entropy) = (self.writing.end_token, self.writing.sampler.entropy);
+        let (end_token, entropy) = (self.writing.end_token, self.writing.entropy);
         let new = NewText { text, token, end_token, entropy, shown, ending: then.err() };
         let wants_more = on_text(self.id, new).is_continue();
         self.token = then.unwrap_or_default();

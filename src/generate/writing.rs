@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use super::grammar::Grammar;
-use super::sampler::Sampler;
 use super::{Ending, GenerateOptions};
 use crate::data::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
+use crate::ops::draw::{Draw, Drawn, draw_row};
 
 /// Tokens at the end of the prompt that the decoder sees first: enough for one character and the space before it.
 const DECODE_CONTEXT: usize = 8;
@@ -14,8 +14,12 @@ const DECODE_CONTEXT: usize = 8;
 #[derive(Debug)]
 pub(super) struct Writing<'a> {
     tokenizer: &'a Tokenizer,
-    pub(super) sampler: Sampler,
-    grammar: Option<Grammar>,
+    /// The next draw.
+    pub(super) draw: Draw,
+    /// Entropy of what the last token was drawn from.
+    pub(super) entropy: Option<f64>,
+    /// What the text may become, where it is held to that.
+    pub(super) grammar: Option<Grammar>,
     stream: DecodeStream<'a>,
     max_new_tokens: usize,
     stop_ids: &'a [u32],
@@ -68,6 +72,7 @@ impl<'a> Writing<'a> {
         stop: Vec<String>,
         special_tokens: bool,
     ) -> Result<Self, TokenizerError> {
+        let GenerateOptions { max_new_tokens, temperature, top_p, top_k, min_p, seed } = *options;
         let mut stream = tokenizer.decode_stream(!special_tokens);
         // A word after the prompt starts with a space.
         for &id in &prompt_ids[prompt_ids.len().saturating_sub(DECODE_CONTEXT)..] {
@@ -75,10 +80,11 @@ impl<'a> Writing<'a> {
         }
         Ok(Self {
             tokenizer,
-            sampler: Sampler::new(options),
+            draw: Draw { temperature, top_k, top_p, min_p, seed, index: 0 },
+            entropy: None,
             grammar: None,
             stream,
-            max_new_tokens: options.max_new_tokens,
+            max_new_tokens,
             stop_ids,
             stop,
             held: String::new(),
@@ -98,8 +104,16 @@ impl<'a> Writing<'a> {
 
     /// Chooses the next token by its logits. `is_full`: there is no position for it.
     pub(super) fn next(&mut self, logits: &[f32], is_full: bool) -> Result<Next, TokenizerError> {
+        let drawn = self.choose(logits);
+        self.take(drawn, is_full)
+    }
+
+    /// Takes the next token, which was drawn as [`draw`](Self::draw) says.
+    pub(super) fn take(&mut self, drawn: Result<Drawn, Ending>, is_full: bool) -> Result<Next, TokenizerError> {
         let before = self.token_ids.len();
-        let ending = match self.choose(logits) {
+        self.draw.index += 1;
+        self.entropy = drawn.ok().and_then(|drawn| drawn.entropy);
+        let ending = match drawn.map(|drawn| drawn.id) {
             Err(ending) => ending,
             Ok(token) if self.stop_ids.contains(&token) => {
                 self.end_token = Some(token);
@@ -133,15 +147,15 @@ impl<'a> Writing<'a> {
         Ok(Next { text, token, shown, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
     }
 
-    fn choose(&mut self, logits: &[f32]) -> Result<u32, Ending> {
-        let token = match &mut self.grammar {
-            None => self.sampler.next(logits),
+    fn choose(&mut self, logits: &[f32]) -> Result<Drawn, Ending> {
+        let drawn = match &mut self.grammar {
+            None => draw_row(logits, &self.draw),
             Some(grammar) => {
                 let allowed = grammar.mask(logits, self.stop_ids).map_err(|_| Ending::OutOfGrammar)?;
-                self.sampler.next(&allowed.ok_or(Ending::EndOfText)?)
+                draw_row(&allowed.ok_or(Ending::EndOfText)?, &self.draw)
             }
         };
-        token.ok_or(Ending::NonFiniteLogits)
+        drawn.ok_or(Ending::NonFiniteLogits)
     }
 
     /// Takes the text that the unfinished tokens make together.

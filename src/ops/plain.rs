@@ -4,6 +4,7 @@ pub mod attention;
 pub mod cached_attention;
 pub mod cross_entropy;
 pub mod delta_rule;
+pub mod draw;
 pub mod dropout;
 pub mod gates;
 pub mod linear;

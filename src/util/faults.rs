@@ -89,6 +89,15 @@ pub fn read_bytes(tensor: Tensor<1, Int>, what: &str) -> Vec<u8> {
     checked(tensor.try_into_vec_as(), what)
 }
 
+/// The values of a tensor of integers; `what` names it to people.
+///
+/// # Panics
+/// As [`read`].
+#[must_use]
+pub fn read_ints<const D: usize>(tensor: Tensor<D, Int>, what: &str) -> Vec<i32> {
+    checked(tensor.try_into_vec_as(), what)
+}
+
 fn checked<T>(values: Result<Vec<T>, impl ToString>, what: &str) -> Vec<T> {
     match values {
         // What was read may be what the memory held before the work that was lost.

@@ -29,13 +29,19 @@ pub fn mix(value: u64) -> u64 {
 /// Factors of the hash: of the column, and of its two rounds.
 pub(in crate::ops) const FACTORS: [u32; 3] = [0x9e37_79b9, 0x7feb_352d, 0x846c_a68b];
 
-/// Whether column `column` of the row with these keys stays: a 32-bit integer hash against a threshold.
+/// Of column `column` of the row with these keys.
 #[inline(always)]
-fn stays(column: u32, keys: [u32; 2], threshold: u32) -> bool {
+pub(super) fn hash(column: u32, keys: [u32; 2]) -> u32 {
     let mut h = column.wrapping_mul(FACTORS[0]) ^ keys[0];
     h = (h ^ (h >> 16)).wrapping_mul(FACTORS[1]);
     h = (h ^ keys[1] ^ (h >> 15)).wrapping_mul(FACTORS[2]);
-    h ^ (h >> 16) >= threshold
+    h ^ (h >> 16)
+}
+
+/// Whether column `column` of the row with these keys stays.
+#[inline(always)]
+fn stays(column: u32, keys: [u32; 2], threshold: u32) -> bool {
+    hash(column, keys) >= threshold
 }
 
 vectorised! { fn dropout_row<'a, S>(

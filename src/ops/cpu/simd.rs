@@ -55,14 +55,15 @@ macro_rules! vectorised {
 pub(super) use vectorised;
 
 /// 1.5 * 2^23: adding it leaves the nearest integer in the low bits of the sum's mantissa.
-const ROUND: f32 = 12_582_912.0;
-const LN_2_HI: f32 = 0.693_359_4;
-const LN_2_LO: f32 = -2.121_944_4e-4;
+pub(super) const ROUND: f32 = 12_582_912.0;
+pub(super) const LN_2_HI: f32 = 0.693_359_4;
+pub(super) const LN_2_LO: f32 = -2.121_944_4e-4;
 
 // Minimax fits of (2^r - 1)/r on [-1/2, 1/2] and (e^r - 1)/r on [-ln 2 / 2, ln 2 / 2]: relative error 2.0e-9.
 const EXP2_POLYNOMIAL: [f32; 6] =
     [0.693_147_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_5, 0.000_153_533_6];
-const EXP_POLYNOMIAL: [f32; 6] = [1.0, 0.499_999_94, 0.166_664_32, 0.041_668, 0.008_374_155_5, 0.001_384_365_3];
+pub(super) const EXP_POLYNOMIAL: [f32; 6] =
+    [1.0, 0.499_999_94, 0.166_664_32, 0.041_668, 0.008_374_155_5, 0.001_384_365_3];
 
 /// `1 + r * p(r)`.
 #[inline(always)]

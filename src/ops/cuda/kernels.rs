@@ -6,6 +6,7 @@ mod cached_attention;
 mod cross_entropy;
 mod decode;
 mod delta_rule;
+mod draw;
 mod expert_rank;
 mod experts;
 mod fp8;
@@ -36,6 +37,7 @@ use sha2::{Digest as _, Sha256};
 use super::check::{self, KernelState};
 use super::table::{self, Kernel};
 use super::{Cuda, MOST_RANK, has_attention, has_cached_attention, has_delta_rule, is_half, ptx};
+use crate::ops::cpu::{Draw, Drawn};
 use crate::ops::custom::device_of;
 use crate::ops::experts::Experts;
 use crate::ops::kernels::linears::each_backward;
@@ -413,6 +415,14 @@ impl Recurrent for Cuda {
 }
 
 impl Losses for Cuda {
+    fn draw(&self, logits: &Tensor<2>, draws: &[Draw]) -> Vec<Option<Drawn>> {
+        if check::is_on(Kernel::Draw) && logits.dtype() == DType::F32 {
+            draw::draw(logits, draws)
+        } else {
+            self.0.draw(logits, draws)
+        }
+    }
+
     fn cross_entropy(&self, logits: Tensor<2>, targets: &[u32], scale: Option<f64>) -> (Tensor<1>, Option<Tensor<2>>) {
         if !is_half(logits.dtype()) || !check::is_on(Kernel::CrossEntropy) {
             return self.0.cross_entropy(logits, targets, scale);

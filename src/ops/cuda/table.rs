@@ -4,7 +4,7 @@
 #[cfg(any(test, feature = "cuda-llvm"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gpus {
-    /// All that the program runs on: they are a library's.
+    /// All that the program runs on: they are a library's, or need nothing of these.
     All,
     /// Compute capability 7.5, which has no `bf16`, and newer.
     Turing,
@@ -84,6 +84,7 @@ kernels! {
     Decode           "decode"           Turing ["decode"]             None;
     DeltaRule        "delta_rule"       Ampere ["delta_rule"]         Some("delta_rule");
     LowRank          "low_rank"         Turing ["low_rank"]           Some("low_rank");
+    Draw             "draw"             All    ["draw"]               Some("draw");
     Norm             "norm"             Turing ["norm"]               Some("rows");
     Rotary           "rotary"           Turing ["rotary"]             Some("rows");
     ShortConv        "short_conv"       Turing ["short_conv"]         Some("delta_rule");

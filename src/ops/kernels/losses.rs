@@ -3,11 +3,14 @@
 use burn::tensor::{DType, Tensor};
 
 use super::Linears;
+use crate::ops::cpu::{Draw, Drawn};
 use crate::ops::plain::cross_entropy::{Head, HeadGrads, LossInputs, plain_cross_entropy};
+use crate::ops::plain::draw::plain_draw;
 use crate::ops::plain::linear::{InputGrad, Layer};
 use crate::ops::product::matmul;
 
-/// The head and its losses, as in [`cross_entropy`](crate::ops::cross_entropy).
+/// The head and its losses, as in [`cross_entropy`](crate::ops::cross_entropy), and what is drawn from its logits, as in
+/// [`draw`](crate::ops::draw).
 pub trait Losses: Linears {
     /// Losses and their gradients times the scale.
     fn linear_cross_entropy(&self, inputs: LossInputs<'_>) -> (Tensor<1>, Option<HeadGrads>) {
@@ -17,6 +20,11 @@ pub trait Losses: Linears {
     /// Losses of logits `[targets, vocab_size]`, and their gradients times `scale`.
     fn cross_entropy(&self, logits: Tensor<2>, targets: &[u32], scale: Option<f64>) -> (Tensor<1>, Option<Tensor<2>>) {
         plain_cross_entropy(&logits, targets, scale)
+    }
+
+    /// A token for each row.
+    fn draw(&self, logits: &Tensor<2>, draws: &[Draw]) -> Vec<Option<Drawn>> {
+        plain_draw(logits, draws)
     }
 }
 

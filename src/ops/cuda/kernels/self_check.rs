@@ -16,6 +16,7 @@ use crate::ops::cached_attention::{KeyValueCache, append_each, attend_each};
 use crate::ops::cross_entropy::{Head, LossChunk, linear_cross_entropy};
 use crate::ops::cuda::{Compared, check};
 use crate::ops::delta_rule::{DeltaHeads, DeltaInputs, Gates, delta_rule, delta_rule_backward};
+use crate::ops::draw::{Draw, draw};
 use crate::ops::dropout::{Dropout, mix};
 use crate::ops::head_norm::{HeadNorms, norm_and_rotate, norm_and_rotate_backward};
 use crate::ops::host;
@@ -94,6 +95,7 @@ fn comparisons(kernel: Kernel) -> &'static [KernelComparison] {
         Kernel::Decode => &[("decode", codes)],
         Kernel::DeltaRule => &[("delta_rule", linear_attention)],
         Kernel::LowRank => &[("low_rank", update), ("low_rank", projections)],
+        Kernel::Draw => &[("draw", drawn)],
         Kernel::Norm => &[("norm", norms)],
         Kernel::Rotary => &[("rotary", turned)],
         Kernel::ShortConv => &[("short_conv", convolved)],
@@ -456,6 +458,23 @@ fn loss(device: &Device, dtype: DType) -> Result<Results, String> {
         LossChunk::Auto,
     );
     read([("losses", &losses.unsqueeze_dim(1)), ("dhidden", &grads.dhidden)])
+}
+
+/// Tokens, which are to be equal, of rows that are drawn for in every way.
+fn drawn(device: &Device, _: DType) -> Result<Results, String> {
+    let logits = numbers([8, 1000], 3, device).cast(DType::F32) * 4;
+    let all = Draw { temperature: 0.8, top_k: None, top_p: 1.0, min_p: None, seed: 7, index: 3 };
+    let (few, likely) = (Draw { top_k: Some(20), ..all }, Draw { top_p: 0.4, ..all });
+    let draws = [Draw { temperature: 0.0, ..all }, all, few, likely, Draw { top_p: 0.5, ..few }];
+    let draws =
+        draws.into_iter().chain([Draw { min_p: Some(0.1), ..all }, Draw { index: 4, ..all }, Draw { seed: 8, ..all }]);
+    let drawn = draw(place_of(device, DType::F32), &logits, &draws.collect::<Vec<_>>());
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let tokens = drawn.iter().map(|drawn| drawn.map_or(f32::NAN, |drawn| drawn.id as f32)).collect();
+    #[expect(clippy::cast_possible_truncation, reason = "compared within less")]
+    let entropies =
+        drawn.iter().map(|drawn| drawn.and_then(|drawn| drawn.entropy).unwrap_or_default() as f32).collect();
+    Ok(vec![("tokens", tokens), ("entropies", entropies)])
 }
 
 /// What the factor of these numbers makes of some states, where the host knows it.
