@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use super::Model;
 use super::context::BlockContext;
 use super::embed::{Embedded, Tokens};
-use super::mixing::{InCaches, LayerCache, TextLayouts};
+use super::mixing::{InCaches, LayerCache, rows_of_texts};
 use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels::{self, Place};
@@ -161,7 +161,7 @@ fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) ->
         part.sequence.token_ids.extend(part.token_ids);
     }
     let caches = parts.first().map_or(&[][..], |part| &part.sequence.caches);
-    let layouts = TextLayouts::of(caches, lengths);
+    let texts = rows_of_texts(caches, lengths);
     let (by_rows, none) = (by_rows(parts, lengths), BlockAdapters::default());
     let Embedded { mut x, mut between_blocks } = model.embed_by_rows(&tokens, by_token_rows(parts, lengths));
     for (layer, block) in model.walk(0..model.blocks.len()) {
@@ -179,7 +179,7 @@ fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) ->
         let caches = parts.iter_mut().map(|part| &mut part.sequence.caches[earlier.unwrap_or(layer)]).collect();
         let is_appended = earlier.is_some();
         let layout = context.layout;
-        let mut mixing = InCaches { place, caches, lengths, layout, layouts: &layouts, is_start, is_appended };
+        let mut mixing = InCaches { place, caches, lengths, layout, texts: &texts, is_start, is_appended };
         let activations = block.activations_with(x, &context, &mut mixing);
         let y = block.output(&activations, &context);
         x = between_blocks.added(layer, y);

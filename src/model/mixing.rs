@@ -1,7 +1,5 @@
 //! How tokens see those before them: in the documents of a micro-batch, or in what layers keep of the tokens of a text.
 
-use std::ops::Range;
-
 use burn::tensor::{DType, Tensor};
 
 use super::Model;
@@ -9,10 +7,11 @@ use crate::ops::attention::{Attended, AttentionInputs, attention};
 use crate::ops::cached_attention::{KeyValueCache, append_each, attend_each};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
+use crate::ops::short_conv::{Convolution, TextRows, convolve_next};
 use crate::spec::Heads;
 
-/// What a sublayer makes of the next tokens of a text, in these rows, from its state.
-pub type Next<'a> = &'a dyn Fn(Range<usize>, &mut RecurrentState, &TextLayouts) -> Tensor<2>;
+/// What a sublayer makes of the next tokens of texts from their states.
+pub type Next<'a> = &'a dyn Fn(TextStates<'_>) -> Tensor<2>;
 
 /// A way in which they do.
 pub type Mixing<'a> = &'a mut dyn TokenMixing;
@@ -82,47 +81,54 @@ pub(super) enum LayerCache {
 #[derive(Clone, Debug)]
 pub struct RecurrentState {
     /// The last inputs of its convolution, `[kernel_size - 1, channels]`.
-    inputs: Tensor<2>,
-    /// Of all tokens, in `f32`; empty where it has only a convolution.
-    pub(super) memory: Tensor<3>,
+    inputs: Option<Tensor<2>>,
+    /// Of all tokens, in `f32`; absent where it has only a convolution.
+    memory: Option<Tensor<3>>,
 }
 
 impl RecurrentState {
     fn forget(&mut self) {
-        self.inputs = self.inputs.zeros_like();
-        self.memory = self.memory.zeros_like();
+        self.inputs = self.inputs.take().map(|inputs| inputs.zeros_like());
+        self.memory = self.memory.take().map(|memory| memory.zeros_like());
+    }
+}
+
+/// States of texts, and their next tokens. What is changed is taken out, so that nothing else holds it and it is changed in place.
+#[derive(Debug)]
+pub struct TextStates<'a> {
+    place: Place,
+    states: Vec<&'a mut RecurrentState>,
+    texts: &'a [TextRows],
+}
+
+impl TextStates<'_> {
+    /// What a convolution makes of the tokens behind the last inputs.
+    pub(super) fn convolved(&mut self, conv: Convolution<'_>, x: &Tensor<2>) -> Tensor<2> {
+        let last = self.states.iter_mut().filter_map(|state| state.inputs.take()).collect();
+        let (y, last) = convolve_next(self.place, conv, last, self.texts, x);
+        self.states.iter_mut().zip(last).for_each(|(state, inputs)| state.inputs = Some(inputs));
+        y
     }
 
-    /// Taken out, so that nothing else holds it and it is changed in place.
-    pub(super) fn take_memory(&mut self) -> Tensor<3> {
-        let empty = Tensor::zeros([0; 3], (&self.memory.device(), DType::F32));
-        std::mem::replace(&mut self.memory, empty)
-    }
-
-    /// What `convolve` makes of the next tokens with the last inputs before them, which become those of the tokens.
-    pub(super) fn behind(
-        &mut self,
-        next: Tensor<2>,
-        layouts: &TextLayouts,
-        convolve: impl Fn(&Tensor<2>, &Layout) -> Tensor<2>,
+    /// What is read of the memories, which `next` gives with those after the tokens.
+    pub(super) fn read(
+        mut self,
+        next: impl FnOnce(Vec<Tensor<3>>, &[TextRows]) -> (Tensor<2>, Vec<Tensor<3>>),
     ) -> Tensor<2> {
-        let ([num_tokens, _], [num_before, width]) = (next.dims(), self.inputs.dims());
-        if num_before == 0 {
-            return convolve(&next, &layouts.own);
-        }
-        let all = Tensor::cat(vec![self.inputs.clone(), next], 0);
-        // A copy: a view would hold all tokens.
-        let last = all.clone().narrow(0, num_tokens, num_before);
-        self.inputs = self.inputs.zeros_like().slice_assign([0..num_before, 0..width], last);
-        convolve(&all, &layouts.with_before).narrow(0, num_before, num_tokens)
+        let memories = self.states.iter_mut().filter_map(|state| state.memory.take()).collect();
+        let (y, memories) = next(memories, self.texts);
+        self.states.iter_mut().zip(memories).for_each(|(state, memory)| state.memory = Some(memory));
+        y
     }
 }
 
 impl LayerCache {
     /// A state of no tokens.
-    pub(super) fn state(model: &Model, inputs: [usize; 2], memory: [usize; 3]) -> Self {
-        let (device, inputs) = (&model.device(), Tensor::zeros(inputs, (&model.device(), model.compute)));
-        Self::State(Box::new(RecurrentState { inputs, memory: Tensor::zeros(memory, (device, DType::F32)) }))
+    pub(super) fn state(model: &Model, inputs: [usize; 2], memory: Option<[usize; 3]>) -> Self {
+        let device = &model.device();
+        let inputs = Some(Tensor::zeros(inputs, (device, model.compute)));
+        let memory = memory.map(|memory| Tensor::zeros(memory, (device, DType::F32)));
+        Self::State(Box::new(RecurrentState { inputs, memory }))
     }
 
     /// Whether it can only forget all tokens.
@@ -168,28 +174,13 @@ impl LayerCache {
     }
 }
 
-/// The new tokens of a text, as sublayers with a state see them.
-#[derive(Debug)]
-pub struct TextLayouts {
-    pub(super) own: Layout,
-    /// With the last inputs of the convolution before them.
-    with_before: Layout,
-}
-
-impl TextLayouts {
-    /// Of texts with so many new tokens each, whose layers keep `caches`; none where these have no states.
-    pub(super) fn of(caches: &[LayerCache], lengths: &[usize]) -> Vec<Self> {
-        let num_inputs = caches.iter().find_map(|cache| match cache {
-            LayerCache::State(state) | LayerCache::Both(_, state) => Some(state.inputs.dims()[0]),
-            _ => None,
-        });
-        let Some(num_inputs) = num_inputs else { return Vec::new() };
-        let layout = |len: usize| {
-            let positions = (0..len).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
-            Layout::new(1, vec![(0, len)], positions, [].into())
-        };
-        lengths.iter().map(|len| Self { own: layout(*len), with_before: layout(len + num_inputs) }).collect()
-    }
+/// Texts with so many new tokens each, whose layers keep `caches`; none where these have no states.
+pub(super) fn rows_of_texts(caches: &[LayerCache], lengths: &[usize]) -> Vec<TextRows> {
+    let num_inputs = caches.iter().find_map(|cache| match cache {
+        LayerCache::State(state) | LayerCache::Both(_, state) => Some(state.inputs.as_ref()?.dims()[0]),
+        _ => None,
+    });
+    num_inputs.map(|num_inputs| TextRows::of(lengths, num_inputs)).unwrap_or_default()
 }
 
 /// Tokens see those of their text in its cache.
@@ -202,8 +193,8 @@ pub(super) struct InCaches<'a> {
     pub(super) lengths: &'a [usize],
     /// Of all new tokens.
     pub(super) layout: &'a Layout,
-    /// By text.
-    pub(super) layouts: &'a [TextLayouts],
+    /// By text, where layers have states.
+    pub(super) texts: &'a [TextRows],
     /// Whether there is one text, and the tokens are its first.
     pub(super) is_start: bool,
     /// Whether the caches are those of an earlier layer, which have the keys and values of the new tokens.
@@ -234,13 +225,8 @@ impl TokenMixing for InCaches<'_> {
     }
 
     fn recurrent(&mut self, _: &dyn Fn(&Layout) -> Tensor<2>, next: Next<'_>) -> Tensor<2> {
-        let mut end = 0;
-        let texts = self.caches.iter_mut().zip(self.lengths).zip(self.layouts);
-        let outputs = texts.filter_map(|((cache, length), layouts)| {
-            end += length;
-            Some(next(end - length..end, cache.own_state()?, layouts))
-        });
-        Tensor::cat(outputs.collect(), 0)
+        let states = self.caches.iter_mut().filter_map(|cache| cache.own_state()).collect();
+        next(TextStates { place: self.place, states, texts: self.texts })
     }
 }
 

@@ -11,6 +11,7 @@
 use burn::tensor::Tensor;
 
 use super::kernels::Place;
+use super::plain::next::TextRows;
 use super::profile::{self, Cost};
 
 #[cfg(test)]
@@ -26,16 +27,18 @@ pub fn delta_rule(place: Place, inputs: DeltaInputs<'_>) -> Tensor<2> {
     profile::measure("delta_rule", || cost(inputs, 1), || place.delta_rule(inputs, None).0)
 }
 
-/// [`delta_rule`] of the next tokens of a text, all of them one document, and the state after them.
+/// [`delta_rule`] of the next tokens of texts, and the states after them.
 ///
 /// # Shapes
-/// `state`: of the tokens before, `[num_value_heads, key_head_dim, value_head_dim]`, in `f32`.
+/// `memories`: the states before them, `[num_value_heads, key_head_dim, value_head_dim]` each, in `f32`.
 #[must_use]
-pub fn delta_rule_from(place: Place, state: Tensor<3>, inputs: DeltaInputs<'_>) -> (Tensor<2>, Tensor<3>) {
-    let work = || place.delta_rule(inputs, Some(state));
-    let (o, state) = profile::measure("delta_rule", || cost(inputs, 1), work);
-    let Some(state) = state else { unreachable!("a state gives a state") };
-    (o, state)
+pub fn delta_rule_next(
+    place: Place,
+    memories: Vec<Tensor<3>>,
+    texts: &[TextRows],
+    inputs: DeltaInputs<'_>,
+) -> (Tensor<2>, Vec<Tensor<3>>) {
+    profile::measure("delta_rule_next", || cost(inputs, 1), || place.delta_rule_next(memories, texts, inputs))
 }
 
 /// The gradients of [`delta_rule`] with respect to queries, keys and values side by side, and to the gates.

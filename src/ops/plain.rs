@@ -8,6 +8,7 @@ pub mod draw;
 pub mod dropout;
 pub mod gates;
 pub mod linear;
+pub mod next;
 pub mod norms;
 pub mod routing;
 pub mod short_conv;

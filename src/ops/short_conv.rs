@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::kernels::Place;
 use super::layout::Layout;
-use super::plain::short_conv::{plain_short_conv, plain_short_conv_backward};
+use super::plain::short_conv::plain_short_conv_backward;
 use super::profile::{self, Cost};
 
 /// `silu(sum over j of weight[j] x[t - kernel_size + 1 + j] + bias)`; tokens before a document are zeros.
@@ -14,12 +14,24 @@ use super::profile::{self, Cost};
 /// `x`: `[tokens, channels]`, `weight`: `[kernel_size, channels]` and `bias`, if there is one: `[channels]`, in `f32`. Tokens outside all documents get something finite.
 #[must_use]
 pub fn short_conv(place: Place, x: &Tensor<2>, weights: ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
-    let work = || match weights {
-        (weight, None) => place.short_conv(x, weight, layout),
-        // No kernel adds one.
-        (_, Some(_)) => plain_short_conv(x, weights, layout),
-    };
+    let work = || place.convolve(Convolution::Short(weights), x, layout);
     profile::measure("short_conv", || cost(x, weights.0, 2), work)
+}
+
+/// What [`short_conv`] or [`gated_conv`] makes of the next tokens of texts behind their last inputs, and these of the tokens.
+///
+/// # Shapes
+/// `last`: `[kernel_size - 1, width]` for each text, `x`: `[tokens, width]`, both of one type.
+#[must_use]
+pub fn convolve_next(
+    place: Place,
+    conv: Convolution<'_>,
+    last: Vec<Tensor<2>>,
+    texts: &[TextRows],
+    x: &Tensor<2>,
+) -> (Tensor<2>, Vec<Tensor<2>>) {
+    let (Convolution::Short((weight, _)) | Convolution::Gated(weight)) = conv;
+    profile::measure("convolve_next", || cost(x, weight, 2), || place.convolve_next(conv, last, texts, x))
 }
 
 /// The gradient of [`short_conv`] with respect to `x`; that of its output is zero outside all documents.
@@ -70,6 +82,7 @@ fn cost(x: &Tensor<2>, weight: &Tensor<2>, passes: usize) -> Cost {
     }
 }
 
+pub use super::plain::next::{Convolution, TextRows};
 pub use super::plain::short_conv::ConvWeights;
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 use burn::tensor::Tensor;
 
 use super::kernels::Place;
+use super::plain::next::TextRows;
 use super::profile::{self, Cost};
 
 pub use super::plain::delta_rule::chunks::CHUNK_TOKENS;
@@ -22,16 +23,18 @@ pub fn state_space(place: Place, inputs: StateInputs<'_>) -> Tensor<2> {
     profile::measure("state_space", || cost(inputs, 1), || place.state_space(inputs, None).0)
 }
 
-/// [`state_space`] of the next tokens of a text, all of them one document, and the state after them.
+/// [`state_space`] of the next tokens of texts, and the states after them.
 ///
 /// # Shapes
-/// `state`: of the tokens before, `[num_heads, state_dim, head_dim]`, in `f32`.
+/// `memories`: the states before them, `[num_heads, state_dim, head_dim]` each, in `f32`.
 #[must_use]
-pub fn state_space_from(place: Place, state: Tensor<3>, inputs: StateInputs<'_>) -> (Tensor<2>, Tensor<3>) {
-    let work = || place.state_space(inputs, Some(state));
-    let (y, state) = profile::measure("state_space", || cost(inputs, 1), work);
-    let Some(state) = state else { unreachable!("a state gives a state") };
-    (y, state)
+pub fn state_space_next(
+    place: Place,
+    memories: Vec<Tensor<3>>,
+    texts: &[TextRows],
+    inputs: StateInputs<'_>,
+) -> (Tensor<2>, Vec<Tensor<3>>) {
+    profile::measure("state_space_next", || cost(inputs, 1), || place.state_space_next(memories, texts, inputs))
 }
 
 /// The gradients of [`state_space`] with respect to `x`, `b` and `c` side by side, and to decays and strengths.
@@ -159,7 +162,8 @@ mod tests {
                 StateGates { decay: part(&gates.decay, start, len), strength: part(&gates.strength, start, len) };
             let xbc = part(&xbc, start, len);
             let inputs = StateInputs { xbc: &xbc, gates: &gates, layout: &layout, heads: HEADS };
-            state_space_from(place(&device), state, inputs)
+            let (y, mut states) = state_space_next(place(&device), vec![state], &TextRows::of(&[len], 0), inputs);
+            (y, states.remove(0))
         };
         let zero = || Tensor::zeros([HEADS.num_heads, HEADS.state_dim, HEADS.head_dim], (&device, DType::F32));
         let (all, _) = of(0, 150, zero());

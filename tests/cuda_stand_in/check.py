@@ -407,6 +407,28 @@ def bench(config: str, rows: int, length: int, bounds: dict, sets: list = (), la
     return check
 
 
+def pass_of_texts(lab: Lab) -> Verdict:
+    """What a pass of 64 texts with an adapter asks of the driver: the difference of texts of 4 and of 12 tokens."""
+    prompts, adapter = lab.work / "runs" / "prompts.jsonl", lab.work / "runs" / f"{lab.lane}-texts" / "adapter"
+    prompts.write_text("".join(json.dumps({"prompt": f"Mia has {count} kites."}) + "\n" for count in range(64)))
+    lab.train("bf16", name="texts", steps=1)
+    runs = [lab.run(f"texts-of-{tokens}", [
+        "generate", "--model", lab.model("bf16"), "--adapter", adapter, "--device", "cuda", "--temperature", "1", "--prompts", prompts,
+        "--max-new-tokens", tokens], RECORDED) for tokens in (4, 12)]
+    if problems := [problem for run in runs for problem in ended(run)]:
+        return Verdict("64 texts", problems)
+    few, more = runs
+    layers = json.loads((ROOT / "quickstart/model/config.json").read_text())["num_hidden_layers"]
+    counted = {"launches": lambda run: run.launches(), "copies_to_host": lambda run: run.counted("cuMemcpyDtoHAsync_v2"),
+               "bytes_to_host": lambda run: run.counted("cuMemcpyDtoHAsync_v2", "bytes")}
+    figures = {name: (count(more) - count(few)) / 8 for name, count in counted.items()}
+    verdict = Verdict("64 texts: {launches:.0f} launches a pass, {bytes_to_host:.0f} bytes to the host".format(**figures), figures=figures)
+    for name, bound in (("launches", 20 * layers + 10), ("copies_to_host", 1), ("bytes_to_host", 8 * 64)):
+        if not 0 < figures[name] <= bound:
+            verdict.problems.append(f"{name} {figures[name]}, at most {bound}")
+    return verdict
+
+
 def by_kernel(one: dict, three: dict) -> dict:
     """Launches a step of kernels of the same name but for its hash, most first."""
     launches = collections.Counter()
@@ -568,6 +590,7 @@ LANES = {
         Check("bf16-kernels", kernels("every kernel", {}, 380, KERNELS), precision="bf16"),
         Check("f16-kernels-old", kernels("those of a T4", {"STAND_IN_CC": "7.5"}, 165, KERNELS - AMPERE), precision="f16"),
         Check("bf16", training("bf16"), precision="bf16"),
+        Check("bf16-texts", pass_of_texts, precision="bf16"),
         Check("bf16-dropout", training("bf16", ["lora.lora_dropout=0.1"], "dropout"), precision="bf16"),
         Check("bf16-fp8", eight_bits, precision="bf16"),
         Check("bf16-plain", training("bf16", what="without kernels of our own", environment={"LORA_TRAIN_CUDA_KERNELS": "none"},

@@ -9,12 +9,12 @@ use super::{
     Backward, Compute, LayerCache, LayerWeights, Linears, LoadedSublayer, Mixing, Model, SizedBy, SublayerShape,
     SublayerSizes,
 };
-use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaInputs, Gates, delta_rule, delta_rule_backward, delta_rule_from};
+use crate::ops::delta_rule::{CHUNK_TOKENS, DeltaInputs, Gates, delta_rule, delta_rule_backward, delta_rule_next};
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::ops::short_conv::{short_conv, short_conv_backward};
+use crate::ops::short_conv::{Convolution, short_conv, short_conv_backward};
 use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec::delta_net::{A_LOG, CONV, DT_BIAS, GATED_NORM};
 use crate::spec::{self, Activation, DeltaNetInputs, Projections};
@@ -60,7 +60,7 @@ impl SublayerShape for spec::DeltaNet {
     fn cache(&self, model: &Model) -> Option<LayerCache> {
         let heads = self.heads;
         let memory = [heads.num_value_heads, heads.key_head_dim, heads.value_head_dim];
-        Some(LayerCache::state(model, [self.kernel_size - 1, heads.qkv_width()], memory))
+        Some(LayerCache::state(model, [self.kernel_size - 1, heads.qkv_width()], Some(memory)))
     }
 
     fn cached_numbers(&self) -> [usize; 2] {
@@ -106,18 +106,16 @@ impl Compute for DeltaNet {
         let [qkv, z, b, a] = self.projected(x, linears);
         let gates = [b, a];
         let (place, heads, of_rule) = (linears.context.place(), self.spec.heads, self.gates(&gates));
-        let convolve = |qkv: &Tensor<2>, layout: &Layout| short_conv(place, qkv, (&self.conv, None), layout);
+        let conv = (&self.conv, None);
         let whole = |layout: &Layout| {
-            delta_rule(place, DeltaInputs { qkv: &convolve(&qkv, layout), gates: &of_rule, layout, heads })
+            let qkv = short_conv(place, &qkv, conv, layout);
+            delta_rule(place, DeltaInputs { qkv: &qkv, gates: &of_rule, layout, heads })
         };
-        let o = mixing.recurrent(&whole, &|rows, state, layouts| {
-            let part = |x: &Tensor<2>| x.clone().slice([rows.clone()]);
-            let gates = Gates { decay: part(&of_rule.decay), strength: part(&of_rule.strength) };
-            let qkv = state.behind(part(&qkv), layouts, convolve);
-            let inputs = DeltaInputs { qkv: &qkv, gates: &gates, layout: &layouts.own, heads };
-            let (o, memory) = delta_rule_from(place, state.take_memory(), inputs);
-            state.memory = memory;
-            o
+        let layout = linears.context.layout;
+        let o = mixing.recurrent(&whole, &|mut states| {
+            let qkv = states.convolved(Convolution::Short(conv), &qkv);
+            let inputs = DeltaInputs { qkv: &qkv, gates: &of_rule, layout, heads };
+            states.read(|memories, texts| delta_rule_next(place, memories, texts, inputs))
         });
         DeltaNetKept { qkv, z, gates, o }
     }

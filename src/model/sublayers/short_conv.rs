@@ -10,7 +10,7 @@ use super::{
 };
 use crate::ops::layout::Layout;
 use crate::ops::linear::InputGrad;
-use crate::ops::short_conv::{gated_conv, gated_conv_backward};
+use crate::ops::short_conv::{Convolution, gated_conv, gated_conv_backward};
 use crate::spec::{self, GATED_CONV};
 
 /// A gated short convolution and its own frozen weight.
@@ -42,7 +42,7 @@ impl SublayerShape for spec::ShortConv {
     }
 
     fn cache(&self, model: &Model) -> Option<LayerCache> {
-        Some(LayerCache::state(model, [self.kernel_size - 1, 3 * model.config.hidden_size], [0; 3]))
+        Some(LayerCache::state(model, [self.kernel_size - 1, 3 * model.config.hidden_size], None))
     }
 }
 
@@ -52,9 +52,8 @@ impl Compute for ShortConv {
     fn activations(&self, x: &Tensor<2>, linears: &mut Linears<'_>, mixing: Mixing<'_>) -> ShortConvKept {
         let bcx = linears.forward(self.spec.input, x, None);
         let place = linears.context.place();
-        let convolve = |bcx: &Tensor<2>, layout: &Layout| gated_conv(place, bcx, &self.conv, layout);
-        let y = mixing.recurrent(&|layout| convolve(&bcx, layout), &|rows, state, layouts| {
-            state.behind(bcx.clone().slice([rows]), layouts, convolve)
+        let y = mixing.recurrent(&|layout: &Layout| gated_conv(place, &bcx, &self.conv, layout), &|mut states| {
+            states.convolved(Convolution::Gated(&self.conv), &bcx)
         });
         ShortConvKept { bcx, y }
     }

@@ -12,10 +12,10 @@ use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
-use crate::ops::short_conv::{short_conv, short_conv_backward};
+use crate::ops::short_conv::{Convolution, short_conv, short_conv_backward};
 use crate::ops::state_space::{
     CHUNK_TOKENS, StateGates, StateInputs, plain_state_space_numbers, state_space, state_space_backward,
-    state_space_from,
+    state_space_next,
 };
 use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec::{self, Activation};
@@ -82,7 +82,7 @@ impl SublayerShape for spec::StateSpace {
     fn cache(&self, model: &Model) -> Option<LayerCache> {
         let heads = self.heads;
         let memory = [heads.num_heads, heads.state_dim, heads.head_dim];
-        Some(LayerCache::state(model, [self.kernel_size - 1, heads.xbc_width()], memory))
+        Some(LayerCache::state(model, [self.kernel_size - 1, heads.xbc_width()], Some(memory)))
     }
 
     fn cached_numbers(&self) -> [usize; 2] {
@@ -123,14 +123,11 @@ impl Compute for StateSpace {
             let xbc = self.convolved(place, &xbc, layout);
             self.beside(state_space(place, StateInputs { xbc: &xbc, gates: &gates, layout, heads }), &xbc)
         };
-        let y = mixing.recurrent(&whole, &|rows, state, layouts| {
-            let part = |x: &Tensor<2>| x.clone().slice([rows.clone()]);
-            let gates = StateGates { decay: part(&gates.decay), strength: part(&gates.strength) };
-            let xbc = state.behind(part(&xbc), layouts, |xbc, layout| self.convolved(place, xbc, layout));
-            let inputs = StateInputs { xbc: &xbc, gates: &gates, layout: &layouts.own, heads };
-            let (y, memory) = state_space_from(place, state.take_memory(), inputs);
-            state.memory = memory;
-            self.beside(y, &xbc)
+        let layout = linears.context.layout;
+        let y = mixing.recurrent(&whole, &|mut states| {
+            let xbc = states.convolved(Convolution::Short((&self.conv, self.conv_bias.as_ref())), &xbc);
+            let inputs = StateInputs { xbc: &xbc, gates: &gates, layout, heads };
+            self.beside(states.read(|memories, texts| state_space_next(place, memories, texts, inputs)), &xbc)
         });
         StateSpaceKept { z, xbc, dt, y }
     }

@@ -6,7 +6,7 @@ use crate::ops::plain::delta_rule::{DeltaInputs, Gates};
 use crate::ops::{cpu, host};
 
 /// [`delta_rule`](crate::ops::delta_rule::delta_rule), or with a state
-/// [`delta_rule_from`](crate::ops::delta_rule::delta_rule_from).
+/// [`delta_rule_next`](crate::ops::delta_rule::delta_rule_next).
 pub(super) fn forward(inputs: DeltaInputs<'_>, state: Option<Tensor<3>>) -> (Tensor<2>, Option<Tensor<3>>) {
     let DeltaInputs { layout, heads, .. } = inputs;
     let (tokens, device) = (inputs.qkv.dims()[0], inputs.qkv.device());

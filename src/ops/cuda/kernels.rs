@@ -15,6 +15,7 @@ mod low_rank;
 mod matrix;
 #[expect(unsafe_code, reason = "NCCL is a C library")]
 mod nccl;
+mod next;
 mod norm;
 mod optimizer;
 #[expect(unsafe_code, reason = "cuBLASLt is a C library")]
@@ -52,7 +53,9 @@ use crate::ops::plain::delta_rule::{DeltaInputs, Gates};
 use crate::ops::plain::linear::{
     Applied, InputGrad, Layer, LayerGrads, LayerOutput, LayersGrads, Matrix, Weight, linear_backward_by, linear_by,
 };
+use crate::ops::plain::next::{Convolution, TextRows};
 use crate::ops::plain::norms::{Factors, HeadNorms, Normed};
+use crate::ops::plain::state_space::StateInputs;
 use crate::ops::plain::updates::{AdamState, Coded, Update};
 use crate::spec::{Activation, Heads};
 use crate::util::files;
@@ -365,6 +368,46 @@ impl Attention for Cuda {
 }
 
 impl Recurrent for Cuda {
+    fn convolve_next(
+        &self,
+        conv: Convolution<'_>,
+        last: Vec<Tensor<2>>,
+        texts: &[TextRows],
+        x: &Tensor<2>,
+    ) -> (Tensor<2>, Vec<Tensor<2>>) {
+        if has(x, Kernel::Next) && next::has_convolution(conv) {
+            next::convolve(conv, last, texts, x)
+        } else {
+            self.0.convolve_next(conv, last, texts, x)
+        }
+    }
+
+    fn delta_rule_next(
+        &self,
+        memories: Vec<Tensor<3>>,
+        texts: &[TextRows],
+        inputs: DeltaInputs<'_>,
+    ) -> (Tensor<2>, Vec<Tensor<3>>) {
+        if has(inputs.qkv, Kernel::Next) && next::States::from(inputs).have_kernel() {
+            next::states(inputs.into(), memories, texts)
+        } else {
+            self.0.delta_rule_next(memories, texts, inputs)
+        }
+    }
+
+    fn state_space_next(
+        &self,
+        memories: Vec<Tensor<3>>,
+        texts: &[TextRows],
+        inputs: StateInputs<'_>,
+    ) -> (Tensor<2>, Vec<Tensor<3>>) {
+        if has(inputs.xbc, Kernel::Next) && next::States::from(inputs).have_kernel() {
+            next::states(inputs.into(), memories, texts)
+        } else {
+            self.0.state_space_next(memories, texts, inputs)
+        }
+    }
+
     fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
         if has_short_conv(x, weight) {
             short_conv::forward("short_conv", x, weight, layout)

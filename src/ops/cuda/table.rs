@@ -85,6 +85,7 @@ kernels! {
     DeltaRule        "delta_rule"       Ampere ["delta_rule"]         Some("delta_rule");
     LowRank          "low_rank"         Turing ["low_rank"]           Some("low_rank");
     Draw             "draw"             All    ["draw"]               Some("draw");
+    Next             "next"             Turing ["next"]               Some("next");
     Norm             "norm"             Turing ["norm"]               Some("rows");
     Rotary           "rotary"           Turing ["rotary"]             Some("rows");
     ShortConv        "short_conv"       Turing ["short_conv"]         Some("delta_rule");

@@ -179,9 +179,10 @@ fn a_text_goes_on_from_its_state() {
             let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
             let gates = Gates { decay: part(&gates.decay), strength: part(&gates.strength) };
             let (qkv, layout) = (part(&qkv), layout(&[(0, len)], len));
-            let (o, next) = delta_rule_from(place(&device), state, inputs(&qkv, &gates, &layout));
+            let (texts, inputs) = (TextRows::of(&[len], 0), inputs(&qkv, &gates, &layout));
+            let (o, mut next) = delta_rule_next(place(&device), vec![state], &texts, inputs);
             found.extend(values(&o));
-            (first, state) = (first + len, next);
+            (first, state) = (first + len, next.remove(0));
         }
         let error = error(&found, &at_once);
         assert!(error < 1e-6, "{error}");

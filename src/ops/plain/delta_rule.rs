@@ -229,7 +229,7 @@ fn zero_state(DeltaInputs { qkv, layout, heads, .. }: DeltaInputs<'_>, chunks: &
     Tensor::zeros([count, heads.key_head_dim, heads.value_head_dim], (&qkv.device(), DType::F32))
 }
 
-/// [`delta_rule`](crate::ops::delta_rule::delta_rule), or with a state [`delta_rule_from`](crate::ops::delta_rule::delta_rule_from), in plain tensor calls.
+/// [`delta_rule`](crate::ops::delta_rule::delta_rule), or with a state [`delta_rule_next`](crate::ops::delta_rule::delta_rule_next), in plain tensor calls.
 pub(crate) fn plain_delta_rule(
     products: F32Products,
     inputs: DeltaInputs<'_>,

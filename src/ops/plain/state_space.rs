@@ -161,7 +161,7 @@ impl Chunk {
 }
 
 /// [`state_space`](crate::ops::state_space::state_space), or with a state
-/// [`state_space_from`](crate::ops::state_space::state_space_from), in plain tensor calls.
+/// [`state_space_next`](crate::ops::state_space::state_space_next), in plain tensor calls.
 pub(crate) fn plain_state_space(
     products: F32Products,
     inputs: StateInputs<'_>,

@@ -105,7 +105,7 @@ struct Row {
 };
 
 // drawn: [rows, 2], the token, or ~0 where the logits are not finite numbers, and the bits of the entropy. Grid: rows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     draw(const float *logits, unsigned *drawn, const __grid_constant__ Draws draws, long long stride, int first_row, int vocab_size) {
     const int at = first_row + blockIdx.x;
     const Row row{logits + at * stride, vocab_size};

@@ -1,6 +1,7 @@
 //! Every kernel of ours against the CPU's, on small operands.
 
 mod mixture;
+mod next;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -96,6 +97,7 @@ fn comparisons(kernel: Kernel) -> &'static [KernelComparison] {
         Kernel::DeltaRule => &[("delta_rule", linear_attention)],
         Kernel::LowRank => &[("low_rank", update), ("low_rank", projections)],
         Kernel::Draw => &[("draw", drawn)],
+        Kernel::Next => &[("next", next::continued)],
         Kernel::Norm => &[("norm", norms)],
         Kernel::Rotary => &[("rotary", turned)],
         Kernel::ShortConv => &[("short_conv", convolved)],

@@ -55,7 +55,7 @@ pub(super) fn backward(
 }
 
 /// The weight as the kernels take it: of taps that are not there, zeros.
-fn padded(weight: &Tensor<2>) -> Tensor<2> {
+pub(super) fn padded(weight: &Tensor<2>) -> Tensor<2> {
     let [taps, channels] = weight.dims();
     if taps == TAPS {
         return weight.clone();
