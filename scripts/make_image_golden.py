@@ -10,7 +10,8 @@ rows.jsonl, and golden.json: of each image SHA-256 of the scaled pixels (f32, li
 bounds of the model's tensors, whose numbers follow from their names as in make_golden.py; token ids of the rows and which carry loss;
 loss and, for every tensor of the adapters, norm and projections of its gradient; the losses of 20 steps on all rows. golden.safetensors: features of all images, and logits
 of the first row. pairs.jsonl: rows of preferences, and pairs.json: their token ids, DPO's loss (sigmoid, beta 0.1, the model without
-adapters as the reference) and the norm of its gradient in every tensor of the adapters; `--pairs` writes these alone. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
+adapters as the reference) and the norm of its gradient in every tensor of the adapters; under `rewards` the same for scores of the answers,
+which a head gives the last token; `--pairs` writes these alone. resize.json (Mistral 3): SHA-256 of an image resized to several sizes by each filter. counts.json: by size, how many tokens
 the processor makes of what stands for an image.
 """
 
@@ -242,9 +243,28 @@ def encoded(row, folder: pathlib.Path, tokenizer, processor, config):
     return {key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels
 
 
+def norms(named: dict) -> dict:
+    return {name: float(np.linalg.norm(tensor.grad.numpy().astype(np.float64))) for name, tensor in named.items()}
+
+
+def scored(adapted, named: dict, encode) -> dict:
+    """As TRL's reward trainer: a score of the last token behind the last norm; the logarithm of how likely the chosen answer is the better one."""
+    width = adapted.get_base_model().config.get_text_config().hidden_size
+    score = torch.from_numpy(formula("base_model.model.score.weight", (1, width), B_BOUND)).requires_grad_()
+    named, losses = named | {"base_model.model.score.weight": score}, []
+    for tensor in named.values():
+        tensor.grad = None
+    for _, *answers in PAIRS:
+        last = [adapted.get_base_model().model(**encode({"messages": messages})[0]).last_hidden_state[0, -1] for messages in answers]
+        loss = -torch.nn.functional.logsigmoid((score @ (last[0] - last[1]))[0])
+        (loss / len(PAIRS)).backward()
+        losses.append(loss.item())
+    return {"score_bound": B_BOUND, "losses": losses, "gradient_norms": norms(named)}
+
+
 def write_pairs(folder: pathlib.Path, adapted, named: dict, encode) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row, _, _ in PAIRS))
-    golden = {"ids": [], "losses": [], "gradient_norms": {}}
+    golden = {"ids": [], "losses": []}
     for tensor in named.values():
         tensor.grad = None
     for _, *answers in PAIRS:
@@ -258,8 +278,8 @@ def write_pairs(folder: pathlib.Path, adapted, named: dict, encode) -> None:
         loss = -torch.nn.functional.logsigmoid(BETA * (ratios[0] - ratios[1]))
         (loss / len(PAIRS)).backward()
         golden["losses"].append(loss.item())
-    for name, tensor in named.items():
-        golden["gradient_norms"][name] = float(np.linalg.norm(tensor.grad.numpy().astype(np.float64)))
+    golden["gradient_norms"] = norms(named)
+    golden["rewards"] = scored(adapted, named, encode)
     (folder / "pairs.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
     print("pairs", golden["losses"])
 

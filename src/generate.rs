@@ -7,13 +7,14 @@ mod together;
 mod writing;
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
 use serde_json::{Value, json};
 
 use crate::data::encode::taken_out;
-use crate::data::formats::conversation;
+use crate::data::formats::conversation_of_row;
 use crate::data::template::{ChatTemplate, Stops, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::images::{Images, is_of_image};
@@ -308,8 +309,24 @@ pub fn encode_messages(
     messages: &[Value],
     system: Option<&str>,
 ) -> Result<Vec<u32>, GenerateError> {
+    encode_row(
+        tokenizer,
+        (template, images.map(|images| (images, Path::new("")))),
+        &json!({"messages": messages}),
+        system,
+    )
+}
+
+/// The same of a row with `messages`, and images beside them whose paths start in a folder.
+pub(crate) fn encode_row(
+    tokenizer: &Tokenizer,
+    (template, seen): (&ChatTemplate, Option<(&Images, &Path)>),
+    row: &Value,
+    system: Option<&str>,
+) -> Result<Vec<u32>, GenerateError> {
     let wrong = |error: &dyn std::fmt::Display| GenerateError::Conversation(error.to_string());
-    let read = conversation(messages, None, system, (template, images.is_some()));
+    let images = seen.map(|(images, _)| images);
+    let read = conversation_of_row(row, system, (template, seen.map(|(_, folder)| folder.to_owned())));
     let (messages, tools) = read.map_err(|error| wrong(&error))?;
     let (messages, in_text) = taken_out(images, &messages).map_err(|error| wrong(&error))?;
     let text = template.render_prompt(&messages, tools.as_ref())?;

@@ -2,9 +2,9 @@
 //!
 //! `model.path` is a local folder or GGUF file, a Hub repository id, or a GGUF file there; [`resolve`] returns a local folder
 //! or file for any. The files of a [`DatasetId`] are found by [`dataset_files`], those of a web address by
-//! [`download_url`]. Files of the Hub are kept in the cache that all Hugging Face tools share, and the environment variables
-//! are theirs: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes
-//! files to a repository.
+//! [`download_url`], those at the addresses that rows name by [`PublicFiles`]. Files of the Hub are kept in the cache that
+//! all Hugging Face tools share, and the environment variables are theirs: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
+//! `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. [`upload`] writes files to a repository.
 
 use std::path::{Path, PathBuf};
 
@@ -15,11 +15,12 @@ mod dataset;
 mod download;
 mod error;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod gguf;
 mod greeting;
 mod location;
 mod progress;
+mod public;
 mod repository;
 mod settings;
 mod upload;
@@ -31,6 +32,7 @@ pub use error::HubError;
 pub use greeting::{Greeting, greet};
 pub use location::Location;
 pub use progress::Progress;
+pub use public::PublicFiles;
 use repository::{Repository, RepositoryKind};
 pub use settings::{AccessToken, HubSettings};
 pub use upload::{Content, Upload, check_target, upload};

@@ -14,6 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
+use crate::hub::PublicFiles;
 use crate::spec::{Cut, Grid, Vision};
 use crate::util::files::temporary;
 
@@ -43,6 +44,8 @@ pub struct Images {
     limits: Limits,
     /// Whether bytes of images that are no files wait on disk.
     spools: bool,
+    /// What fetches those at web addresses, which are refused without it.
+    web: Option<PublicFiles>,
     found: Mutex<Found>,
 }
 
@@ -55,6 +58,8 @@ pub struct Limits {
     pub most_pixels: Option<usize>,
     /// Tokens at which a row is cut.
     pub max_length: usize,
+    /// Bytes of features that are kept.
+    pub most_feature_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +90,8 @@ pub struct Image {
 #[derive(Debug)]
 enum Source {
     File(PathBuf),
+    /// A web address, whose file is kept.
+    Web(String),
     Bytes(Vec<u8>),
     /// A place in the spool.
     Spooled(Range<u64>),
@@ -103,13 +110,37 @@ impl Images {
     /// Reads images for a tower; where that cannot be, this is why.
     #[must_use]
     pub fn new(vision: Result<Vision, String>, limits: Limits) -> Self {
-        Self { vision, limits, spools: false, found: Mutex::default() }
+        Self { vision, limits, spools: false, web: None, found: Mutex::default() }
     }
 
     /// The same for rows, of which many may have their images in them: these wait in a temporary file until they are encoded.
     #[must_use]
     pub fn of_rows(self) -> Self {
         Self { spools: true, ..self }
+    }
+
+    /// The same for rows that name images by web addresses.
+    #[must_use]
+    pub fn with_web(self, web: PublicFiles) -> Self {
+        Self { web: Some(web), ..self }
+    }
+
+    /// What fetches images, if they are kept then.
+    pub(crate) fn web(&self) -> Option<&PublicFiles> {
+        self.web.as_ref().filter(|web| web.keeps() && web.fetches())
+    }
+
+    /// The hosts of images at web addresses, and how many each has.
+    #[must_use]
+    pub fn hosts(&self) -> BTreeMap<String, usize> {
+        let mut hosts = BTreeMap::new();
+        for image in self.all() {
+            if let Source::Web(address) = &image.source {
+                let host = address.split(['/', '?', '#']).nth(2).unwrap_or_default();
+                *hosts.entry(host.to_owned()).or_default() += 1;
+            }
+        }
+        hosts
     }
 
     /// The tower that they are read for.
@@ -149,7 +180,7 @@ impl Images {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The image that a row names by a path or by a `data:` address. Equal images are one.
+    /// The image that a row names by a path, a `data:` or a web address. Equal images are one.
     ///
     /// # Errors
     /// What cannot be read, or is no image of a decent size.
@@ -164,6 +195,9 @@ impl Images {
         let (source, bytes) = if let Some(data) = name.strip_prefix("data:") {
             let bytes = of_data(data)?;
             (Source::Bytes(bytes.clone()), bytes)
+        } else if let (true, Some(web)) = (is_web(name), &self.web) {
+            let bytes = web.get(name, is_image)?;
+            (if web.keeps() { Source::Web(name.to_owned()) } else { Source::Bytes(bytes.clone()) }, bytes)
         } else {
             let path = PathBuf::from(name.strip_prefix("file://").unwrap_or(name));
             let bytes = of_file(&path)?;
@@ -180,7 +214,7 @@ impl Images {
                 .ok_or("is one too many: the images of a data set may have 536,870,912 tokens")?,
         };
         // What is in its name is not kept twice.
-        if let Source::File(_) = source {
+        if let Source::File(_) | Source::Web(_) = source {
             found.by_name.insert(name.to_owned(), first_id);
         }
         found.by_content.insert(content, first_id);
@@ -198,6 +232,7 @@ impl Images {
     fn bytes(&self, image: &Image) -> Result<Vec<u8>, String> {
         match &image.source {
             Source::File(path) => of_file(path),
+            Source::Web(address) => self.web.as_ref().ok_or("is not there any more")?.get(address, is_image),
             Source::Bytes(bytes) => Ok(bytes.clone()),
             Source::Spooled(place) => {
                 let mut bytes = vec![0; usize::try_from(place.end - place.start).unwrap_or(usize::MAX)];
@@ -231,10 +266,18 @@ impl Images {
         forgotten
     }
 
-    /// Bytes that the features of all images so far take on disk.
+    /// Bytes that the features of all images so far take on disk, and bytes of those that are beyond its limit.
     #[must_use]
-    pub fn feature_bytes(&self) -> u64 {
-        self.vision.as_ref().map_or(0, |vision| features::bytes_of(vision, &self.all()))
+    pub fn feature_bytes(&self) -> [u64; 2] {
+        let all = self.vision.as_ref().map_or(0, |vision| features::bytes_of(vision, &self.all()));
+        let kept = all.min(self.limits.most_feature_bytes);
+        [kept, all - kept]
+    }
+
+    /// Bytes of features that are kept.
+    #[must_use]
+    pub fn most_feature_bytes(&self) -> u64 {
+        self.limits.most_feature_bytes
     }
 
     /// What makes the features of images besides their contents: of `tower`, which stands for its weights.
@@ -330,14 +373,25 @@ fn scaled(pixels: &[u8], vision: &Vision) -> Vec<f32> {
     (0..3).flat_map(of_channel).collect()
 }
 
-/// A name for messages: the beginning of one that is a whole image.
+/// A name for messages: the beginning of one that is a whole image, and an address without what may be secret.
 fn shown(name: &str) -> String {
+    let name = if is_web(name) { name.split(['?', '#']).next().unwrap_or_default() } else { name };
     name.chars().take(if name.starts_with("data:") { 60 } else { 200 }).collect()
+}
+
+/// Whether a name is a web address.
+pub(crate) fn is_web(name: &str) -> bool {
+    ["https://", "http://"].iter().any(|scheme| name.starts_with(scheme))
+}
+
+/// Whether a file begins as an image does.
+pub(crate) fn is_image(file: &[u8]) -> bool {
+    picture::size_of(file).is_ok()
 }
 
 fn of_file(path: &Path) -> Result<Vec<u8>, String> {
     if path.to_string_lossy().contains("://") {
-        return Err("is an address\n  hint: images are read from files; download it once, and name the file".to_owned());
+        return Err("is an address, and here only files are read\n  hint: download it, and name the file".to_owned());
     }
     let unreadable = |error: std::io::Error| format!("cannot be read: {error}");
     let mut bytes = Vec::new();

@@ -7,15 +7,19 @@ mod prompts;
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rand::Rng;
 
-use super::named::{Asked, LoadArgs, ModelArgs, Named, images_for, message, stops, template, warn_of};
+use super::named::{
+    Asked, LoadArgs, ModelArgs, Named, OpenedModel, fetched_images_for, message, stops, template, warn_of,
+};
 use super::{number, print, say};
 use crate::data::cache::CacheSettings;
 use crate::data::files::OpenOptions;
 use crate::generate::{Ending, GenerateOptions, Generated, Generator, encode_messages, encode_prompt};
 use crate::hub::Progress;
+use crate::images::Images;
 use crate::recipe::of_run::RESOLVED_FILE;
 use crate::run::images::with_images;
 use crate::save::export::{PromptForm, find_adapter, is_adapter};
@@ -44,12 +48,12 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
 
-    /// A file of prompts, a line each in a .txt file, else JSON lines with `prompt` or `messages`; the texts go to stdout as
-    /// JSON lines, in the file's order
+    /// A file of prompts, a line each in a .txt file, else JSON lines with `prompt` or `messages`, and `images` as in
+    /// training; the texts go to stdout as JSON lines, in the file's order
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "prompt"])]
     pub(crate) prompts: Option<PathBuf>,
 
-    /// An image that the prompt is about; several come in this order, before the text
+    /// An image that the prompt is about, a file or an https address; several come in this order, before the text
     #[arg(long = "image", value_name = "FILE", conflicts_with_all = ["raw", "prompts"])]
     pub(crate) images: Vec<String>,
 
@@ -167,16 +171,15 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     warn_of(template.as_ref());
     let trained_with = files.form().and_then(PromptForm::system).filter(|_| template.is_some());
     let system = args.system.as_deref().or(trained_with);
+    let images = fetched_images_for(&files.source, template.as_ref());
     if let Some(path) = &args.prompts {
-        let rows = prompts::read(path, system, template.as_ref(), &files.tokenizer)?;
-        let opened = files.load(&args.load)?;
+        let asked = (template.as_ref(), images.as_deref().map_err(Clone::clone));
+        let rows = prompts::read(path, system, &asked, &files.tokenizer)?;
+        let opened = with_features(files.load(&args.load)?, images.as_ref().ok(), &args.load)?;
         args.load.note(&reason);
         return prompts::write(rows, &opened, options, &stops, &args.load);
     }
-    let read = |path: &String| {
-        let images = images_for(&files.source, template.as_ref());
-        images.map_err(|reason| Failure::input(format!("--image {path}: {reason}")))
-    };
+    let read = |path: &String| images.map_err(|reason| Failure::input(format!("--image {path}: {reason}")));
     let seen = args.images.first().map(read).transpose()?;
     let prompt_ids = match (&seen, &template) {
         (Some(images), Some(template)) => {
@@ -186,10 +189,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         _ => encode_prompt(&files.tokenizer, template.as_ref(), system, &prompt),
     };
     let prompt_ids = prompt_ids.map_err(Failure::input)?;
-    let mut opened = files.load(&args.load)?;
-    let cache = CacheSettings::from_env();
-    let data = OpenOptions { cache, progress: Progress::detect(args.load.quiet), ..OpenOptions::default() };
-    opened.model = with_images(opened.model, (&opened.source.folder, &opened.source.weights), seen.as_ref(), &data)?;
+    let opened = with_features(files.load(&args.load)?, seen.as_ref(), &args.load)?;
     args.load.note(&reason);
     if args.sampling.temperature > 0.0 && args.sampling.seed.is_none() {
         args.load.note(&format!("--seed {} repeats this draw", options.seed));
@@ -212,6 +212,21 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         Ending::NonFiniteLogits => Err(Failure::running(NON_FINITE)),
         _ => Ok(()),
     }
+}
+
+/// The model with what it sees in place of images.
+fn with_features(
+    mut opened: OpenedModel,
+    images: Option<&Arc<Images>>,
+    args: &LoadArgs,
+) -> Result<OpenedModel, Failure> {
+    let options = OpenOptions {
+        cache: CacheSettings::from_env(),
+        progress: Progress::detect(args.quiet),
+        ..OpenOptions::default()
+    };
+    opened.model = with_images(opened.model, (&opened.source.folder, &opened.source.weights), images, &options)?;
+    Ok(opened)
 }
 
 /// Why there is no text where the logits are no numbers.

@@ -27,7 +27,7 @@ use crate::util::failure::Failure;
 use crate::util::text::counted;
 
 pub(crate) use form::{Asked, stops, template, warn_of};
-pub(crate) use seen::{images_for, message};
+pub(crate) use seen::{fetched_images_for, images_for, message};
 use trained_with::TrainedWith;
 
 /// The name of the model without an adapter.

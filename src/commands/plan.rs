@@ -31,7 +31,7 @@ use crate::lora::targets::Selection;
 use crate::measure::telemetry::disk_read_bytes_per_second;
 use crate::ops::place::place_on;
 use crate::recipe::{Recipe, RecipeArgs};
-use crate::run::images::images_of_rows;
+use crate::run::images::kept_images_of_rows;
 use crate::run::inputs::{self, ModelSource, WeightsFrom};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
@@ -256,7 +256,7 @@ fn forecast(
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
         refuse_large: true,
-        images: images_of_rows(&source.folder, &source.config, &recipe.data),
+        images: kept_images_of_rows(&source.folder, &source.config, &recipe.data),
         ..OpenOptions::default()
     };
     let flops = workload.flops();

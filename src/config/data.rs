@@ -63,6 +63,9 @@ section! {
             ["image_dir", "image_root", "media_dir", "media_folder"];
         /// Images of more pixels are made smaller: fewer tokens, and less on disk.
         image_max_pixels: Option<usize> = None => optional_count(1..) like 1000000, OtherRows, ["max_pixels"];
+        /// What is seen of images is kept on disk up to so many GiB, and as long as there is room; the rest is encoded again in every
+        /// epoch, with the tower in memory.
+        image_cache_gib: usize = 128 => count(0..), None, ["image_cache_gb"];
         /// What becomes of rows that cannot be used, or of which the template drops something: "error" ends the command
         /// before the first step and names them; "skip" leaves them out, counts them and names the first ones.
         on_bad_row: OnBadRow = OnBadRow::Error => choice(), LaterSteps;

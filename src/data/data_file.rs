@@ -12,6 +12,7 @@ use super::rows::RowFile;
 use crate::config::DataFormat;
 use crate::util::stats::as_f64;
 
+mod addresses;
 mod opened;
 
 pub(super) use opened::{OpenedFile, Reading};

@@ -59,6 +59,21 @@ pub enum Prompt {
     Text(String),
 }
 
+impl Sample {
+    /// What its messages say that their images are.
+    pub(super) fn images(&self) -> Vec<&str> {
+        match self {
+            Self::Chat { messages, .. } | Self::Prompt(Prompt::Chat { messages, .. }) => {
+                let parts = messages.iter().filter_map(|message| message["content"].as_array()).flatten();
+                parts.filter(|part| part["type"] == "image").filter_map(|part| part["image"].as_str()).collect()
+            }
+            Self::Pair(good, bad, _) => [good.images(), bad.images()].concat(),
+            Self::Labelled(answer, _) => answer.images(),
+            Self::Completion { .. } | Self::Text(_) | Self::Prompt(Prompt::Text(_)) => Vec::new(),
+        }
+    }
+}
+
 const TEXT_ONLY: &str = "this trainer learns from text only, and from images as `lora-train help images` says";
 
 /// Reads a message or a turn of a conversation.
@@ -438,9 +453,25 @@ pub fn conversation(
     system: Option<&str>,
     (template, sees_images): (&ChatTemplate, bool),
 ) -> Result<(Vec<Value>, Option<Value>), String> {
-    let (system, images) = (system.map(str::to_owned), sees_images.then(PathBuf::new));
+    conversation_of_row(
+        &json!({"messages": messages, "tools": tools}),
+        system,
+        (template, sees_images.then(PathBuf::new)),
+    )
+}
+
+/// The same of a row with `messages`, which may have images beside them. Their paths start in a folder, if the model sees images.
+///
+/// # Errors
+/// As [`conversation`].
+pub(crate) fn conversation_of_row(
+    row: &Value,
+    system: Option<&str>,
+    (template, images): (&ChatTemplate, Option<PathBuf>),
+) -> Result<(Vec<Value>, Option<Value>), String> {
+    let system = system.map(str::to_owned);
     let format = RowFormat { format: DataFormat::Messages, system, images, ..RowFormat::default() };
-    match format.read(&json!({"messages": messages, "tools": tools}), Some(template))? {
+    match format.read(row, Some(template))? {
         Sample::Chat { messages, tools } => Ok((messages, tools)),
         _ => Err("is no conversation".into()),
     }

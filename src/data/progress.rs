@@ -22,6 +22,8 @@ pub(crate) enum Work {
     Decomposing,
     /// Features of its images are made.
     Seeing,
+    /// Images that it names come from the web.
+    Fetching,
 }
 
 impl Work {
@@ -32,6 +34,7 @@ impl Work {
             Self::Writing => ["writing", "wrote"],
             Self::Decomposing => ["decomposing", "decomposed"],
             Self::Seeing => ["encoding", "encoded"],
+            Self::Fetching => ["fetching images of", "fetched images of"],
         }
     }
 
@@ -40,7 +43,7 @@ impl Work {
             Self::Tokenising => format!("{} rows", HumanCount(amount as u64)),
             Self::Writing => HumanBytes(amount as u64).to_string(),
             Self::Decomposing => format!("{amount} weights"),
-            Self::Seeing => amount.to_string(),
+            Self::Seeing | Self::Fetching => amount.to_string(),
         }
     }
 
@@ -49,7 +52,7 @@ impl Work {
             Self::Tokenising => "{wide_msg} [{bar:24}] {human_pos}/{human_len} rows {eta}",
             Self::Writing => "{wide_msg} [{bar:24}] {binary_bytes}/{binary_total_bytes} {eta}",
             Self::Decomposing => "{wide_msg} [{bar:24}] {pos}/{len} weights {eta}",
-            Self::Seeing => "{wide_msg} [{bar:24}] {human_pos}/{human_len} {eta}",
+            Self::Seeing | Self::Fetching => "{wide_msg} [{bar:24}] {human_pos}/{human_len} {eta}",
         }
     }
 }

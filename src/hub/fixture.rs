@@ -8,53 +8,55 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 /// The commit that all revisions of the served repository point to.
-pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The commit of the conversion to Parquet.
-pub(super) const CONVERTED: &str = "89abcdef0123456789abcdef0123456789abcdef";
+pub(crate) const CONVERTED: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Behaviour {
+pub(crate) struct Behaviour {
     /// File contents by name; a slash in a name means a folder. Weights are served from another address, as the Hub
     /// does for large files.
-    pub(super) files: BTreeMap<String, Vec<u8>>,
+    pub(crate) files: BTreeMap<String, Vec<u8>>,
+    /// Where files of a server that is no Hub have gone, by name.
+    pub(crate) moved: BTreeMap<String, String>,
     /// The card of the data set.
-    pub(super) card: Value,
+    pub(crate) card: Value,
     /// The files of the Hub's conversion, if there is one.
-    pub(super) converted: BTreeMap<String, Vec<u8>>,
+    pub(crate) converted: BTreeMap<String, Vec<u8>>,
     /// If set, files can only be read with this token.
-    pub(super) gated_by: Option<String>,
+    pub(crate) gated_by: Option<String>,
     /// Weights whose body breaks off in the middle, and how often.
-    pub(super) breaks_off: Option<(String, usize)>,
+    pub(crate) breaks_off: Option<(String, usize)>,
     /// Weights that get a wrong body, of another length.
-    pub(super) wrong_body: Option<String>,
+    pub(crate) wrong_body: Option<String>,
     /// If set, the status of every answer.
-    pub(super) always: Option<u16>,
+    pub(crate) always: Option<u16>,
     /// The repositories to write to, and whether they are private.
-    pub(super) writable: BTreeMap<String, bool>,
+    pub(crate) writable: BTreeMap<String, bool>,
     /// If set, the status of answers to what would write.
-    pub(super) refuses: Option<u16>,
+    pub(crate) refuses: Option<u16>,
     /// Commits that get no answer, the connection being closed.
-    pub(super) drops: usize,
+    pub(crate) drops: usize,
 }
 
 /// A request that the server received.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
-    pub(super) method: String,
-    pub(super) path: String,
-    pub(super) token: Option<String>,
-    pub(super) body: Vec<u8>,
+pub(crate) struct Seen {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) token: Option<String>,
+    pub(crate) body: Vec<u8>,
 }
 
-pub(super) struct Hub {
-    pub(super) endpoint: String,
+pub(crate) struct Hub {
+    pub(crate) endpoint: String,
     behaviour: Arc<Mutex<Behaviour>>,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Hub {
-    pub(super) fn start(behaviour: Behaviour) -> Self {
+    pub(crate) fn start(behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let behaviour = Arc::new(Mutex::new(behaviour));
@@ -70,12 +72,12 @@ impl Hub {
         hub
     }
 
-    pub(super) fn change(&self, change: impl FnOnce(&mut Behaviour)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Behaviour)) {
         change(&mut self.behaviour.lock().unwrap());
     }
 
     /// Returns the requests since the last call.
-    pub(super) fn take_seen(&self) -> Vec<Seen> {
+    pub(crate) fn take_seen(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 }
@@ -224,6 +226,9 @@ fn weights(name: &str, behaviour: &mut Behaviour) -> Reply {
 /// A file of a server that is no Hub.
 fn plain_file(name: &str, known_tag: Option<&str>, behaviour: &Behaviour) -> Reply {
     let name = name.split('?').next().unwrap_or(name);
+    if let Some(to) = behaviour.moved.get(name) {
+        return (302, format!("Location: {to}\r\n"), Vec::new());
+    }
     let Some(content) = behaviour.files.get(name) else { return (404, String::new(), Vec::new()) };
     let tag = format!("\"{}\"", content.iter().map(|byte| u64::from(*byte)).sum::<u64>());
     if known_tag == Some(tag.as_str()) {

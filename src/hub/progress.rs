@@ -36,8 +36,8 @@ impl Progress {
         }
     }
 
-    /// Shows a remark about the download.
-    pub(super) fn note(self, text: &str) {
+    /// Shows a remark.
+    pub(crate) fn note(self, text: &str) {
         if self != Self::Quiet {
             write_line(text);
         }

@@ -1,6 +1,8 @@
 //! Features of images: on disk a file for each, complete or absent, with what they are of in its name; or in memory.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::{Entry, HashMap};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,14 +14,14 @@ use tempfile::TempDir;
 
 use super::{FIRST_IMAGE_ID, Image};
 use crate::spec::{Grid, Vision};
-use crate::util::files::{UNFINISHED_SUFFIX, hex, tidy};
+use crate::util::files::{UNFINISHED_SUFFIX, free_bytes, hex, tidy};
 
 const MAGIC: [u8; 8] = *b"LTIMAGE1";
 /// With the checksum of what follows.
 const HEADER_BYTES: usize = 12;
 const SUFFIX: &str = ".features";
-/// Most bytes of features that are kept: of one data set, too.
-const MOST_BYTES: u64 = 128 << 30;
+/// Bytes of the disk that are left to others.
+const SPARED_BYTES: u64 = 1 << 30;
 
 /// What makes features besides an image.
 #[derive(Clone, Debug)]
@@ -44,6 +46,8 @@ impl FeatureKey {
 pub struct FeatureWriter {
     folder: PathBuf,
     key: FeatureKey,
+    /// Bytes that may be kept, and bytes that may be written.
+    left: [u64; 2],
     features: Features,
 }
 
@@ -56,8 +60,21 @@ pub struct Features {
     pub is_seen_both_ways: bool,
     /// By the id of an image's first token.
     by_image: RwLock<BTreeMap<u32, OfImage>>,
+    /// What makes those that are not kept.
+    maker: Option<Maker>,
     /// Where they are, if there is no folder for what is kept.
     _temporary: Option<TempDir>,
+}
+
+type Make = dyn Fn(&Image) -> Result<Vec<f32>, String> + Send + Sync;
+
+/// Makes the features of an image.
+struct Maker(Box<Make>);
+
+impl fmt::Debug for Maker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Maker")
+    }
 }
 
 #[derive(Debug)]
@@ -72,48 +89,56 @@ struct OfImage {
 enum Rows {
     File(PathBuf),
     Memory(Vec<f32>),
+    /// Nowhere: they are made when they are read.
+    Unkept(Arc<Image>),
 }
 
 impl FeatureWriter {
-    /// Features of `images` in a folder, or for this process alone.
+    /// Features of `images` in a folder, or for this process alone; so many bytes of them, and of what is there of others.
     ///
     /// # Errors
-    /// A folder that cannot be made; more features than are kept.
+    /// A folder that cannot be made.
     pub fn new(
-        folder: Option<PathBuf>,
+        (folder, most_bytes): (Option<PathBuf>, u64),
         key: FeatureKey,
         vision: &Vision,
         images: &[Arc<Image>],
     ) -> Result<Self, String> {
-        let bytes = bytes_of(vision, images);
-        if bytes > MOST_BYTES {
-            return Err(format!(
-                "the features of these images take {bytes} bytes, and {MOST_BYTES} are kept at most\n  hint: \
-                 `data.image_max_pixels` makes them fewer"
-            ));
-        }
         let temporary = if folder.is_none() { Some(TempDir::new().map_err(|error| error.to_string())?) } else { None };
         let folder = folder.or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         // Those that are used now are the last to go.
         let files: Vec<PathBuf> = images.iter().map(|image| key.path(&folder, image)).collect();
         files.iter().flat_map(File::open).for_each(|file| drop(file.set_modified(SystemTime::now())));
-        tidy(&folder, SUFFIX, MOST_BYTES - bytes, Path::new(""));
-        Ok(Self { folder, key, features: Features { _temporary: temporary, ..Features::new(vision) } })
+        tidy(&folder, SUFFIX, most_bytes.saturating_sub(bytes_of(vision, images)), Path::new(""));
+        let free = free_bytes(&folder).map_or(u64::MAX, |free| free.saturating_sub(SPARED_BYTES));
+        let features = Features { _temporary: temporary, ..Features::new(vision) };
+        Ok(Self { folder, key, left: [most_bytes, free], features })
     }
 
-    /// Adds an image, whose features are made if they are not there yet, row by row.
+    /// Adds an image, whose features are made if they are not there yet, row by row. Says whether they are kept: where there is no
+    /// room for them, they are not made before they are read.
     ///
     /// # Errors
     /// Whatever `make` or the file system reports.
-    pub fn add(&mut self, image: &Image, make: impl FnOnce() -> Result<Vec<f32>, String>) -> Result<(), String> {
+    pub fn add(&mut self, image: &Arc<Image>, make: impl FnOnce() -> Result<Vec<f32>, String>) -> Result<bool, String> {
         let path = self.key.path(&self.folder, image);
-        if !is_whole(&path, image.num_tokens() * self.features.width) {
+        let num_values = image.num_tokens() * self.features.width;
+        let bytes = (HEADER_BYTES + 4 * num_values) as u64;
+        let has_room = |left: &u64| *left >= bytes;
+        let is_there = has_room(&self.left[0]) && is_whole(&path, num_values);
+        if !is_there {
+            if !self.left.iter().all(has_room) {
+                self.features.insert(image, Rows::Unkept(Arc::clone(image)));
+                return Ok(false);
+            }
             let values = make()?;
             write(&path, &values).map_err(|error| format!("cannot be kept in {}: {error}", self.folder.display()))?;
+            self.left[1] -= bytes;
         }
+        self.left[0] -= bytes;
         self.features.insert(image, Rows::File(path));
-        Ok(())
+        Ok(true)
     }
 
     /// All of them.
@@ -156,8 +181,15 @@ impl Features {
             image_token_id: vision.image_token_id,
             is_seen_both_ways: vision.is_seen_both_ways,
             by_image: RwLock::default(),
+            maker: None,
             _temporary: None,
         }
+    }
+
+    /// The same with what makes those that are not kept.
+    #[must_use]
+    pub fn made_by(self, make: impl Fn(&Image) -> Result<Vec<f32>, String> + Send + Sync + 'static) -> Self {
+        Self { maker: Some(Maker(Box::new(make))), ..self }
     }
 
     /// The token of the vocabulary in whose place they are.
@@ -195,16 +227,28 @@ impl Features {
     /// The features of tokens of images, row by row.
     ///
     /// # Errors
-    /// A file that was removed or changed since it was checked.
+    /// A file that was removed or changed since it was checked, or what reports whoever makes those that are not kept.
     pub fn read(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
         let mut values = Vec::with_capacity(ids.len() * self.width);
         let by_image = self.by_image();
         let of = |id: u32| by_image.range(..=id).next_back();
         let first_of = |id: u32| of(id).map(|(first_id, _)| *first_id);
+        // An image may be in several rows.
+        let mut made = HashMap::new();
         for ids in ids.chunk_by(|a, b| a + 1 == *b && first_of(*a) == first_of(*b)) {
             let (first_id, of_image) = of(ids[0]).ok_or(io::ErrorKind::NotFound)?;
             let (start, count) = ((ids[0] - first_id) as usize * self.width, ids.len() * self.width);
             match &of_image.rows {
+                Rows::Unkept(image) => {
+                    let rows = match made.entry(*first_id) {
+                        Entry::Occupied(made) => made.into_mut(),
+                        Entry::Vacant(place) => {
+                            let Maker(make) = self.maker.as_ref().ok_or(io::ErrorKind::NotFound)?;
+                            place.insert(make(image).map_err(io::Error::other)?)
+                        }
+                    };
+                    values.extend(rows.get(start..start + count).ok_or(io::ErrorKind::NotFound)?);
+                }
                 Rows::Memory(rows) => values.extend(rows.get(start..start + count).ok_or(io::ErrorKind::NotFound)?),
                 Rows::File(path) => {
                     let mut bytes = vec![0; 4 * count];

@@ -54,7 +54,7 @@ fn equal_images_are_one_and_others_have_their_own_ids() {
     assert_eq!(images.all().len(), 2);
     for (name, reason) in [
         (path("none.png"), "cannot be read"),
-        ("https://example.com/a.png".to_owned(), "is an address"),
+        ("https://example.com/a.png".to_owned(), "is an address, and here only files are read"),
         ("data:image/png;base64,!".to_owned(), "is no `data:image/...;base64,`"),
     ] {
         let error = ids(&name).unwrap_err();
@@ -77,7 +77,7 @@ fn features_are_made_once_and_again_where_they_are_damaged() {
     let made = |tower: u8| {
         let mut made = Vec::new();
         let key = images.key([tower; 32]).unwrap();
-        let mut writer = FeatureWriter::new(Some(folder.path().to_owned()), key, &vision(), &all).unwrap();
+        let mut writer = FeatureWriter::new((Some(folder.path().to_owned()), u64::MAX), key, &vision(), &all).unwrap();
         for (index, image) in all.iter().enumerate() {
             let values = || {
                 made.push(index);
@@ -106,6 +106,40 @@ fn features_are_made_once_and_again_where_they_are_damaged() {
         std::fs::write(path, bytes).unwrap();
     }
     assert_eq!(made(1).0, [0, 1], "damaged");
+}
+
+#[test]
+fn features_without_room_are_made_whenever_they_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let images = Images::new(Ok(vision()), Limits::default());
+    let data = |size, color| format!("data:image/png;base64,{}", STANDARD.encode(png(size, [color; 3])));
+    for (size, color) in [([20, 9], 1), ([20, 9], 2), ([8, 8], 3)] {
+        images.add(&data(size, color)).unwrap();
+    }
+    let all = images.all();
+    // The first and the last, whose tokens are fewer.
+    let bytes = features::bytes_of(&vision(), &[Arc::clone(&all[0]), Arc::clone(&all[2])]);
+    let kept_in = (Some(folder.path().to_owned()), bytes);
+    let mut writer = FeatureWriter::new(kept_in, images.key([1; 32]).unwrap(), &vision(), &all).unwrap();
+    let start = |image: &Image| (image.first_id - FIRST_IMAGE_ID) as usize;
+    let values = move |image: &Image| (0..3 * image.num_tokens()).map(|at| (3 * start(image) + at) as f32).collect();
+    let added: Vec<bool> = all.iter().map(|image| writer.add(image, || Ok(values(image))).unwrap()).collect();
+    assert_eq!((added, std::fs::read_dir(folder.path()).unwrap().count()), (vec![true, false, true], 2));
+    let num_made = Arc::new(Mutex::new(0));
+    let counted = Arc::clone(&num_made);
+    let features = writer.finish().made_by(move |image| {
+        *counted.lock().unwrap() += 1;
+        if *counted.lock().unwrap() < 3 { Ok(values(image)) } else { Err("is lost".to_owned()) }
+    });
+    let ids = [0, 6, 7, 12, 6].map(|id| FIRST_IMAGE_ID + id);
+    let found = features.read(&ids).unwrap();
+    let first = |row: usize| found[3 * row];
+    assert_eq!([0, 1, 2, 3, 4].map(first), [0.0, 18.0, 21.0, 36.0, 18.0]);
+    assert_eq!(*num_made.lock().unwrap(), 1);
+    features.read(&ids[..1]).unwrap();
+    features.read(&ids[1..2]).unwrap();
+    assert_eq!(*num_made.lock().unwrap(), 2);
+    assert!(features.read(&ids[1..2]).unwrap_err().to_string().contains("is lost"));
 }
 
 #[test]

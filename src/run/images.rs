@@ -1,31 +1,49 @@
 //! The features of images. Those of a data set are made before the first step, image by image, and kept for later runs.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
 
 use crate::config::DataConfig;
 use crate::data::dataset::OpenOptions;
 use crate::data::progress::{Meter, Work};
-use crate::images::{FeatureWriter, Features, Images, Limits};
+use crate::hub::PublicFiles;
+use crate::images::{FeatureWriter, Features, Image, Images, Limits};
 use crate::model::Model;
 use crate::model::tower::{self, Tower};
 use crate::model::weights::{WeightFiles, Weights};
 use crate::spec::{ModelConfig, Vision};
 use crate::util::failure::Failure;
+use crate::util::files::{CACHE_VARIABLE, cache_folder};
 
 /// What reads the images of rows for the model in a folder, if it has a tower.
 pub(crate) fn images_of_rows(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Arc<Images>> {
-    images(folder, config, data).map(|images| Arc::new(images.of_rows()))
+    images(folder, config, data).map(|images| Arc::new(fetched(images)))
+}
+
+/// The same with images that are named by web addresses.
+pub(crate) fn fetched(images: Images) -> Images {
+    images.of_rows().with_web(web())
+}
+
+/// The same without fetching any.
+pub(crate) fn kept_images_of_rows(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Arc<Images>> {
+    images(folder, config, data).map(|images| Arc::new(images.of_rows().with_web(web().kept_alone())))
+}
+
+/// Images at web addresses, kept beside the features.
+fn web() -> PublicFiles {
+    PublicFiles::new(cache_folder().map(|cache| cache.join("images")))
 }
 
 /// What reads images for the model in a folder, if it has a tower.
 pub(crate) fn images(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Images> {
     let vision = Vision::of_folder(folder, config).map_err(|problems| problems.to_string()).transpose()?;
-    let DataConfig { image_folder, image_max_pixels, max_length, .. } = data;
+    let DataConfig { image_folder, image_max_pixels, image_cache_gib, max_length, .. } = data;
     let (folder, most_pixels) = (image_folder.clone(), *image_max_pixels);
-    Some(Images::new(vision, Limits { folder, most_pixels, max_length: *max_length }))
+    let most_feature_bytes = (*image_cache_gib as u64).saturating_mul(1 << 30);
+    Some(Images::new(vision, Limits { folder, most_pixels, max_length: *max_length, most_feature_bytes }))
 }
 
 /// The model with what it sees in place of images, if there are any; its tower is among the weights in the folder.
@@ -66,7 +84,7 @@ pub(crate) fn tower_of(weights: &Weights, vision: &Vision, device: &Device) -> R
 
 fn features(
     (folder, weights): (&Path, &Weights),
-    images: &Images,
+    images: &Arc<Images>,
     device: &Device,
     options: &OpenOptions<'_>,
 ) -> Result<Features, Failure> {
@@ -76,10 +94,11 @@ fn features(
     let key = images.key(digest).map_err(Failure::input)?;
     let all = images.all();
     let kept_in = options.cache.folder.as_ref().map(|folder| folder.with_file_name("images"));
+    let kept_in = (kept_in, images.most_feature_bytes());
     let mut writer = FeatureWriter::new(kept_in, key, vision, &all).map_err(Failure::input)?;
     let mut meter = Meter::start(options.progress, Work::Seeing, "images".to_owned(), all.len());
-    // Read once the first image needs it, and dropped behind the last.
-    let mut tower = None;
+    // Read once the first image needs it, and dropped behind the last, if all are kept.
+    let (mut tower, mut num_unkept) = (None, 0);
     for (index, image) in all.iter().enumerate() {
         if (options.is_stopped)() {
             return Err(Failure::Interrupted);
@@ -91,9 +110,30 @@ fn features(
             }
             Ok(tower.as_ref().map(|tower| tower.features(pieces)).unwrap_or_default())
         };
-        writer.add(image, features).map_err(|reason| Failure::input(format!("the image {:?} {reason}", image.name)))?;
+        let of_image = |reason: String| Failure::input(format!("the image {:?} {reason}", image.name));
+        if !writer.add(image, features).map_err(of_image)? {
+            // What is damaged is told before the first step.
+            images.pieces(image).map_err(of_image)?;
+            num_unkept += 1;
+        }
         meter.advance(index + 1);
     }
     meter.finish();
-    Ok(writer.finish())
+    if num_unkept == 0 {
+        return Ok(writer.finish());
+    }
+    options.progress.note(&format!(
+        "warning: there is no room to keep what is seen of {num_unkept} of {} images: they are encoded in every epoch, with the tower \
+         in memory\n  hint: `data.image_max_pixels` makes images smaller, `data.image_cache_gib` is how much is kept, and {} names a \
+         folder on another disk",
+        all.len(),
+        CACHE_VARIABLE
+    ));
+    let tower = tower.map_or_else(|| tower_of(weights, vision, device), Ok).map_err(Failure::input)?;
+    let (tower, images) = (Mutex::new(tower), Arc::clone(images));
+    let make = move |image: &Image| {
+        let pieces = images.pieces(image)?;
+        Ok(tower.lock().unwrap_or_else(PoisonError::into_inner).features(pieces))
+    };
+    Ok(writer.finish().made_by(make))
 }

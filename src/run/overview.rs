@@ -31,6 +31,9 @@ use crate::util::text::{counted, with_commas};
 /// The highest learning rate that nobody is warned of: small models learn well at 1e-2.
 const MOST_LEARNING_RATE: f64 = 2e-2;
 
+/// Hosts of images that are named.
+const MAX_HOSTS: usize = 4;
+
 /// A label and its value.
 pub(crate) type Fact = (&'static str, String);
 
@@ -344,7 +347,19 @@ pub(crate) fn images(data: &Dataset) -> Option<Fact> {
     let images = data.images()?;
     let all = images.all();
     let tokens = counted(all.iter().map(|image| image.num_tokens()).sum::<usize>(), "token");
-    let about = format!("{} of {tokens}, {} on disk", counted(all.len(), "image"), HumanBytes(images.feature_bytes()));
+    let [kept, unkept] = images.feature_bytes().map(HumanBytes);
+    let mut about = format!("{} of {tokens}, {kept} on disk", counted(all.len(), "image"));
+    if unkept.0 > 0 {
+        about.push_str(&format!(", {unkept} more made in every epoch"));
+    }
+    let hosts = images.hosts();
+    for (host, count) in hosts.iter().take(MAX_HOSTS) {
+        about.push_str(&format!("; {count} from {host}"));
+    }
+    if hosts.len() > MAX_HOSTS {
+        let others: usize = hosts.values().skip(MAX_HOSTS).sum();
+        about.push_str(&format!("; {others} from {} other hosts", hosts.len() - MAX_HOSTS));
+    }
     (!all.is_empty()).then_some(("images", about))
 }
 

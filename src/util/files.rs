@@ -96,6 +96,31 @@ pub fn cache_folder() -> Option<PathBuf> {
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache/lora-train")))
 }
 
+/// Bytes that may still be written to the disk of a folder, where the system says it.
+#[cfg_attr(unix, expect(unsafe_code, reason = "the system's call"))]
+pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt as _;
+        let folder = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
+        let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+        // SAFETY: the path ends with a zero, and the call fills what it is given where it returns 0.
+        let found = unsafe {
+            if libc::statvfs(folder.as_ptr(), found.as_mut_ptr()) != 0 {
+                return None;
+            }
+            found.assume_init()
+        };
+        #[allow(clippy::unnecessary_cast, clippy::useless_conversion, reason = "their width depends on the system")]
+        Some((found.f_bavail as u64).saturating_mul(found.f_frsize as u64))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = folder;
+        None
+    }
+}
+
 /// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used files whose names end in `suffix`,
 /// but never `keep`. A file that cannot be removed stays.
 pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {

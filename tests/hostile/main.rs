@@ -172,6 +172,11 @@ fn changed_logs_are_gone_on_with() {
 }
 
 #[test]
+fn changed_images_are_decoded_or_refused() {
+    holds("picture", 1000, mutated("picture"));
+}
+
+#[test]
 fn changed_runs_are_reported_or_refused() {
     holds("report", 500, mutated("report"));
 }

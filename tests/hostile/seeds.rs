@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use lora_train::config::{LoraConfig, TargetModules};
 use lora_train::lora::Matrices;
 use lora_train::model::weights::convert;
@@ -50,6 +52,10 @@ pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
         "base" => ["nf4", "int8", "awq", "fp8", "mxfp4", "nvfp4", "int4"].map(base).to_vec(),
         "adapter" => vec![adapter(TargetModules::AllLinear), adapter(TargetModules::Names(vec!["q_proj".into()]))],
         "checkpoint" => vec![checkpoint()],
+        "picture" => {
+            let cases: Vec<serde_json::Value> = serde_json::from_slice(&read("tests/golden/pictures.json")).unwrap();
+            cases.iter().map(|case| STANDARD.decode(case["file"].as_str().unwrap()).unwrap()).collect()
+        }
         "logs" => {
             let line = |step: u32| {
                 format!(

@@ -15,6 +15,7 @@ use lora_train::data::formats::{RowFormat, Sample};
 use lora_train::data::template::ChatTemplate;
 use lora_train::data::tokenizer::Tokenizer;
 use lora_train::device::Dtype;
+use lora_train::images::picture::{Picture, size_of};
 use lora_train::insight::report::{self, compare::Comparison};
 use lora_train::measure::metrics::{Shows, SinkOptions, Sinks, StepMetrics};
 use lora_train::model::load;
@@ -33,7 +34,7 @@ use crate::folder::Folder;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 13] = [
+pub(crate) const TARGETS: [Target; 14] = [
     ("recipe", recipe),
     ("rows", rows),
     ("config", config),
@@ -45,6 +46,7 @@ pub(crate) const TARGETS: [Target; 13] = [
     ("adapter", adapter),
     ("checkpoint", checkpoint_folder),
     ("logs", logs),
+    ("picture", picture),
     ("report", report),
     ("tokens", crate::token_store::tokens),
 ];
@@ -410,4 +412,17 @@ fn assert_drawn_by_numbers(page: &str) {
 pub(crate) fn with_cache(folder: &Path) -> OpenOptions<'static> {
     let cache = CacheSettings { folder: Some(folder.to_owned()), max_bytes: 1 << 30, min_file_bytes: 0 };
     OpenOptions { cache, ..OpenOptions::default() }
+}
+
+/// Whatever it is, it is an image of the size that its header says, or an error.
+fn picture(input: &[u8]) {
+    let size = size_of(input);
+    // Larger ones take their time.
+    if size.as_ref().is_ok_and(|[width, height]| width * height > 1 << 22) {
+        return;
+    }
+    if let Ok(picture) = Picture::decode(input) {
+        assert_eq!(size, Ok(picture.size));
+        assert_eq!(picture.pixels.len(), 3 * picture.size[0] * picture.size[1]);
+    }
 }

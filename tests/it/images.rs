@@ -3,6 +3,7 @@
 //! `scripts/make_image_golden.py` makes the golden files and says at its top what they hold.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::common::families::formula;
-use crate::common::{lora_train, stderr};
+use crate::common::{lora_train, signal, stderr, wait, wait_until};
 use crate::golden::{Golden, assert_near, compare_gradients, name_in_file, numbers, values};
 use crate::preferences::norm;
 
@@ -119,7 +120,7 @@ fn seen_in((family, max_length): (&str, usize), folder: &Path, (rows, row_kind):
     let golden = write_model(family, folder);
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let vision = Vision::of_folder(folder, &config).unwrap().unwrap();
-    let limits = Limits { folder: None, most_pixels: None, max_length };
+    let limits = Limits { max_length, ..Limits::default() };
     let images = Arc::new(Images::new(Ok(vision.clone()), limits).of_rows());
     let source = DataSource { path: folder.join(rows).display().to_string(), ..DataSource::default() };
     let data = DataConfig { train: vec![source], max_length, row_kind, ..DataConfig::default() };
@@ -129,7 +130,7 @@ fn seen_in((family, max_length): (&str, usize), folder: &Path, (rows, row_kind):
     let weights = Weights::Files(files.clone());
     let tower = Tower::load(vision.clone(), &weights, &files, &Device::flex()).unwrap();
     let (key, all) = (images.key(tower::digest(&files).unwrap()).unwrap(), images.all());
-    let mut writer = FeatureWriter::new(None, key, &vision, &all).unwrap();
+    let mut writer = FeatureWriter::new((None, u64::MAX), key, &vision, &all).unwrap();
     for image in &all {
         writer.add(image, || Ok(tower.features(images.pieces(image)?))).unwrap();
     }
@@ -210,34 +211,52 @@ fn in_vocabulary(ids: &[u32], images: &Images) -> Vec<u32> {
 #[test]
 fn preferences_among_answers_to_images_have_the_loss_and_gradients_that_follow_from_transformers() {
     for family in FAMILIES {
-        let folder = tempfile::tempdir().unwrap();
-        let Seen { golden, data, model, images, .. } = seen_in(family, folder.path(), ("pairs.jsonl", RowKind::Pair));
         let expected = json_of(family.0, "pairs.json");
-        let rows: Vec<_> = (0..data.num_train_rows()).map(|row| vec![data.train_row(row).unwrap()]).collect();
-        let sequences = rows.iter().flat_map(|row| {
-            let row = &row[0].1;
-            row.sequences().into_iter().map(|sequence| in_vocabulary(&row.ids[sequence], &images))
-        });
-        assert_eq!(json!(sequences.collect::<Vec<_>>()), expected["ids"], "{family:?}");
+        compare_pairs(family, (RowKind::Pair, ObjectiveName::Dpo), (&expected["ids"], &expected));
+    }
+}
 
-        let config = ObjectiveConfig { name: ObjectiveName::Dpo, ..ObjectiveConfig::default() };
-        let adapters = Golden::adapters(&golden.json, &model);
-        let (train, optimizer) = (TrainConfig::default(), OptimizerConfig::default());
-        let step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);
-        let mut step = step.with_objective(objective(&config));
-        let losses = numbers(&expected["losses"], |loss| loss.as_f64().unwrap());
-        assert_eq!(losses.len(), rows.len());
-        let batch_of = |rows: &[_]| Batch::of_kind(RowKind::Pair, rows, family.1);
-        for (row, loss) in rows.iter().zip(losses) {
-            let found = step.eval_loss(&batch_of(std::slice::from_ref(row))).mean().unwrap();
-            assert_near(found, loss, 1e-5, family.0);
-        }
-        step.forward_backward(&batch_of(&rows));
-        for (id, grad) in step.grads().iter() {
-            let key = name_in_file(step.adapters(), id);
-            let (expected, found) = (expected["gradient_norms"][&key].as_f64().unwrap(), norm(grad) / 4.0);
-            assert!((found - expected).abs() <= 1e-3 * expected, "{family:?}: {key}: {found} and {expected}");
-        }
+#[test]
+fn scores_of_answers_to_images_do_too() {
+    for family in FAMILIES {
+        let expected = json_of(family.0, "pairs.json");
+        compare_pairs(family, (RowKind::ScoredPair, ObjectiveName::Reward), (&expected["ids"], &expected["rewards"]));
+    }
+}
+
+fn compare_pairs(
+    family: (&str, usize),
+    (row_kind, objective_name): (RowKind, ObjectiveName),
+    (ids, expected): (&Value, &Value),
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let Seen { mut golden, data, model, images, .. } = seen_in(family, folder.path(), ("pairs.jsonl", row_kind));
+    let rows: Vec<_> = (0..data.num_train_rows()).map(|row| vec![data.train_row(row).unwrap()]).collect();
+    let sequences = rows.iter().flat_map(|row| {
+        let row = &row[0].1;
+        row.sequences().into_iter().map(|sequence| in_vocabulary(&row.ids[sequence], &images))
+    });
+    assert_eq!(&json!(sequences.collect::<Vec<_>>()), ids, "{family:?}");
+
+    let config = ObjectiveConfig { name: objective_name, ..ObjectiveConfig::default() };
+    golden.json["score_bound"] = expected["score_bound"].clone();
+    let adapters = Golden::adapters(&golden.json, &model);
+    let (train, optimizer) = (TrainConfig::default(), OptimizerConfig::default());
+    let step = TrainStep::new(model, adapters, &train, &optimizer, None, 0);
+    let mut step = step.with_objective(objective(&config));
+    let losses = numbers(&expected["losses"], |loss| loss.as_f64().unwrap());
+    assert_eq!(losses.len(), rows.len());
+    let batch_of = |rows: &[_]| Batch::of_kind(row_kind, rows, family.1);
+    for (row, loss) in rows.iter().zip(losses) {
+        let found = step.eval_loss(&batch_of(std::slice::from_ref(row))).mean().unwrap();
+        assert_near(found, loss, 1e-5, family.0);
+    }
+    step.forward_backward(&batch_of(&rows));
+    assert_eq!(step.grads().iter().count(), expected["gradient_norms"].as_object().unwrap().len());
+    for (id, grad) in step.grads().iter() {
+        let key = name_in_file(step.adapters(), id);
+        let (expected, found) = (expected["gradient_norms"][&key].as_f64().unwrap(), norm(grad) / 4.0);
+        assert!((found - expected).abs() <= 1e-3 * expected, "{family:?}: {key}: {found} and {expected}");
     }
 }
 
@@ -286,6 +305,12 @@ fn compare_training(family: (&str, usize)) {
     let mut first = step();
     first.forward_backward(&batch);
     compare_gradients(&first, batch.num_target_tokens() as f64, &golden.json["gradients"]);
+
+    // Packed into one row, each has what it has alone, to the bit.
+    let logits_of = |rows: &[Vec<_>]| values(&model.logits(&Batch::of_rows(rows), &adapters));
+    let alone: Vec<f32> = rows.iter().flat_map(|row| logits_of(std::slice::from_ref(row))).collect();
+    let apart = logits_of(&[rows.concat()]).iter().zip(&alone).filter(|(a, b)| a != b).count();
+    assert_eq!(apart, 0, "{family:?}: of {}", alone.len());
 
     // One by one, together, and packed into one row: 20 steps are the same, of which the first say that rows do not see each other.
     let packed: Vec<_> = vec![rows.concat()];
@@ -401,7 +426,9 @@ fn images_as_bytes_in_a_table_are_those_of_files() {
 
 /// Runs the command in `folder`, with a cache of its own there.
 fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
-    let output = lora_train(args).current_dir(folder).env("LORA_TRAIN_CACHE", folder.join("cache")).output().unwrap();
+    let mut command = lora_train(args);
+    let command = command.current_dir(folder).env("LORA_TRAIN_CACHE", folder.join("cache")).env("HF_HUB_OFFLINE", "1");
+    let output = command.output().unwrap();
     (output.status.success(), stderr(&output) + &String::from_utf8_lossy(&output.stdout))
 }
 
@@ -452,10 +479,42 @@ fn train_and_ask((family, tokens): (&str, &str)) {
     assert_ne!(answer(&["--image", "a.png"]), answer(&["--image", "c.png"]));
     assert_ne!(answer(&["--image", "a.png", "--image", "c.png"]), answer(&[]));
     assert_eq!(kept(), first);
+    // As rows of a file in another folder; its texts come in its order.
+    fs::create_dir(path.join("asked")).unwrap();
+    let said = json!([{"role": "user", "content": [{"type": "image", "path": "../a.png"}, {"type": "text", "text": "What?"}]}]);
+    let rows = [
+        json!({"prompt": "What?", "images": ["../a.png"], "id": 7}),
+        json!({"prompt": "What?", "image": "../c.png"}),
+        json!({"prompt": "<image><image>What?", "images": ["../a.png", "../c.png"]}),
+        json!({"messages": said}),
+        json!({"prompt": "What?", "images": []}),
+    ];
+    fs::write(path.join("asked/rows.jsonl"), rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    let args = ["generate", "run", "--prompts", "asked/rows.jsonl", "--max-new-tokens", "8", "--quiet"];
+    let (is_done, said) = run_in(path, &args);
+    let lines: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert!(is_done && lines.len() == 5 && lines[0]["id"] == 7, "{said}");
+    let texts = [&["--image", "a.png"][..], &["--image", "c.png"], &["--image", "a.png", "--image", "c.png"]];
+    for (line, images) in lines.iter().zip(texts.into_iter().chain([texts[0], &[]])) {
+        assert_eq!(line["text"].as_str().unwrap(), answer(images).trim_end_matches('\n'), "{line}");
+    }
+    fs::write(path.join("asked/rows.jsonl"), json!({"prompt": "What?", "image": "a.png"}).to_string()).unwrap();
+    let (is_done, said) = run_in(path, &args);
+    assert!(!is_done && said.contains("asked/rows.jsonl:1: the image \"asked/a.png\" cannot be read"), "{said}");
     let (is_done, said) =
         run_in(path, &["recipe.toml", "--set", "data.image_max_pixels=600", "--set", "output_dir=small"]);
     assert!(is_done, "{said}");
     assert_eq!(kept().len(), 6);
+
+    // Where nothing may be kept, the numbers are the same.
+    let settings = ["--set", "data.image_cache_gib=0", "--set", "output_dir=unkept"];
+    let (is_done, said) = run_in(path, &[&["plan", "recipe.toml"][..], &settings].concat());
+    assert!(is_done && said.contains("beyond `data.image_cache_gib`, made in every epoch"), "{said}");
+    let (is_done, said) = run_in(path, &[&["recipe.toml"][..], &settings].concat());
+    assert!(is_done && said.contains("what is seen of 3 of 3 images: they are encoded in every epoch"), "{said}");
+    assert!(kept().is_empty(), "the limit is of earlier runs too");
+    let adapter = |run: &str| fs::read(path.join(run).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(adapter("run") == adapter("unkept"));
 }
 
 #[test]
@@ -498,6 +557,7 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
     let whole = fs::read(path.join("a.png")).unwrap();
     fs::write(path.join("cut.png"), &whole[..whole.len() / 2]).unwrap();
     let row = |content: Value, images: Value| json!({"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "x"}], "images": images});
+    let at = |url: &str| row(json!([{"type": "image_url", "image_url": {"url": url}}]), json!(null));
     for (row, reason) in [
         (row(json!("a"), json!(["none.png"])), "none.png\" cannot be read"),
         (row(json!("a"), json!(["page.png"])), "page.png\" is no image"),
@@ -509,9 +569,12 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
         (row(json!("[IMG] a"), json!(["a.png"])), "has 1 images, and its text has 2 times \"[IMG]\""),
         (row(json!("[IMG] a"), json!(null)), "has the token of images in its text, which stands for none"),
         (
-            row(json!([{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]), json!(null)),
-            "is an address",
+            at("https://example.com/a.png?key=x"),
+            "rows.jsonl:line 1: the image \"https://example.com/a.png\" HF_HUB_OFFLINE is set",
         ),
+        (at("http://example.com/a.png"), "a.png\" is at an address without https"),
+        (at("https://169.254.169.254/a.png"), "which is not of the internet"),
+        (at("s3://bucket/a.png"), "is an address, and here only files are read"),
         (row(json!([{"type": "video", "video": "a.mp4"}]), json!(null)), "is of type \"video\""),
     ] {
         fs::write(path.join("rows.jsonl"), row.to_string()).unwrap();
@@ -523,6 +586,118 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
     let (is_done, said) = run_in(path, &["recipe.toml"]);
     assert!(!is_done && said.contains("cut.png\" is damaged or cut short"), "{said}");
     assert!(!path.join("run/metrics.jsonl").exists());
+}
+
+/// A PNG of one bit a pixel, all black, which is small until it is decoded.
+fn bomb([width, height]: [u32; 2]) -> Vec<u8> {
+    let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+    let row = vec![0; 1 + width.div_ceil(8) as usize];
+    (0..height).for_each(|_| packed.write_all(&row).unwrap());
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[1, 0, 0, 0, 0]].concat();
+    let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
+    for (name, content) in [(b"IHDR", header), (b"IDAT", packed.finish().unwrap()), (b"IEND", Vec::new())] {
+        let chunk = [&name[..], &content].concat();
+        file.extend(u32::try_from(content.len()).unwrap().to_be_bytes());
+        file.extend(&chunk);
+        file.extend(crc32fast::hash(&chunk).to_be_bytes());
+    }
+    file
+}
+
+#[test]
+fn the_largest_images_take_less_than_two_gib() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    let said = [json!({"role": "user", "content": "What?"}), json!({"role": "assistant", "content": "x"})];
+    let row = |name: &str| json!({"messages": said, "images": [name]}).to_string() + "\n";
+    fs::write(path.join("rows.jsonl"), row("wide.png") + &row("high.png")).unwrap();
+    fs::write(path.join("wide.png"), bomb([10_000, 10_000])).unwrap();
+    fs::write(path.join("high.png"), bomb([9_999, 10_000])).unwrap();
+    assert!(fs::metadata(path.join("high.png")).unwrap().len() < 100_000);
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(is_done, "{said}");
+    let summary: Value = serde_json::from_slice(&fs::read(path.join("run/summary.json")).unwrap()).unwrap();
+    let peak = summary["peak_host_memory_bytes"].as_u64().unwrap();
+    assert!(peak < 2 << 30, "{peak}");
+    fs::write(path.join("high.png"), bomb([10_000, 10_001])).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml", "--set", "output_dir=other"]);
+    assert!(!is_done && said.contains("high.png\" has 10000 x 10001 pixels"), "{said}");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_run_that_is_killed_while_it_encodes_goes_on_with_what_is_missing() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    const NUM_ROWS: u32 = 200;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    fs::write(path.join("recipe.toml"), RECIPE.replace("max_steps = 2", "max_steps = 1")).unwrap();
+    let said = [json!({"role": "user", "content": "What?"}), json!({"role": "assistant", "content": "x"})];
+    let row = |image: u32| {
+        let name = format!("{image}.png");
+        fs::write(path.join(&name), bomb([40 + image % 20, 30 + image / 20])).unwrap();
+        json!({"messages": said, "images": [name]}).to_string() + "\n"
+    };
+    fs::write(path.join("rows.jsonl"), (0..NUM_ROWS).map(row).collect::<String>()).unwrap();
+    let kept = |cache: &str| -> std::collections::BTreeMap<_, _> {
+        let entries = fs::read_dir(path.join(cache)).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let files = entries.filter(|file| file.extension().is_some_and(|end| end == "features"));
+        files
+            .map(|file| {
+                (file.file_name().unwrap().to_owned(), (fs::read(&file).unwrap(), fs::metadata(&file).unwrap().ino()))
+            })
+            .collect()
+    };
+    let mut command = lora_train(&["recipe.toml", "--set", "output_dir=killed"]);
+    let command = command.current_dir(path).env("LORA_TRAIN_CACHE", path.join("cache"));
+    let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+    wait_until("some features", || kept("cache/images").len() > 9);
+    signal(&child, libc::SIGKILL);
+    wait(&mut child);
+    let before = kept("cache/images");
+    assert!(before.len() < NUM_ROWS as usize, "it was too fast");
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(is_done, "{said}");
+    let after = kept("cache/images");
+    assert!(before.iter().all(|(name, file)| after[name] == *file), "they are not made again");
+    let mut command = lora_train(&["recipe.toml", "--quiet", "--set", "output_dir=whole"]);
+    assert!(command.current_dir(path).env("LORA_TRAIN_CACHE", path.join("whole")).status().unwrap().success());
+    let contents = |cache: &str| kept(cache).into_iter().map(|(name, (file, _))| (name, file)).collect::<Vec<_>>();
+    assert_eq!(after.len(), NUM_ROWS as usize);
+    assert!(contents("cache/images") == contents("whole/images"));
+    let adapter = |run: &str| fs::read(path.join(run).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(adapter("run") == adapter("whole"));
+}
+
+#[test]
+fn images_that_an_earlier_run_has_fetched_are_used_without_a_network() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(MISTRAL3, path);
+    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    let url = "https://images.example/a.png?key=x";
+    let said = [json!({"role": "user", "content": "What?"}), json!({"role": "assistant", "content": "x"})];
+    fs::write(path.join("rows.jsonl"), json!({"messages": said, "images": [url]}).to_string()).unwrap();
+    let content = fs::read(path.join("a.png")).unwrap();
+    let kept = path.join(format!("cache/images/{:x}.image", Sha256::digest(url)));
+    fs::create_dir_all(kept.parent().unwrap()).unwrap();
+    fs::write(&kept, [&Sha256::digest(&content)[..], &content].concat()).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+    assert!(is_done && said.contains("1 image of") && said.contains("; 1 from images.example"), "{said}");
+    let (is_done, said) = run_in(path, &["recipe.toml"]);
+    assert!(is_done, "{said}");
+    // What is damaged is not used.
+    fs::write(&kept, &content).unwrap();
+    for command in ["check", "plan"] {
+        let (_, said) = run_in(path, &[command, "recipe.toml", "--set", "output_dir=other"]);
+        let reason =
+            if command == "plan" { "was not fetched yet: `lora-train check` does it" } else { "HF_HUB_OFFLINE is set" };
+        assert!(said.contains(reason), "{said}");
+    }
 }
 
 #[test]

@@ -11,7 +11,8 @@ use super::{NON_FINITE, print};
 use crate::commands::named::{LoadArgs, OpenedModel};
 use crate::data::template::{ChatTemplate, Stops};
 use crate::data::tokenizer::Tokenizer;
-use crate::generate::{Ending, GenerateOptions, NewText, TextBatch, TextRequest, encode_messages, encode_prompt};
+use crate::generate::{Ending, GenerateOptions, NewText, TextBatch, TextRequest, encode_prompt, encode_row};
+use crate::images::Images;
 use crate::schema::Problem;
 use crate::util::failure::Failure;
 
@@ -22,14 +23,14 @@ pub(super) struct PromptRow {
     prompt_ids: Vec<u32>,
 }
 
-/// Reads a file of prompts: a prompt a line in a .txt file, else JSON lines with `prompt` or `messages`.
+/// Reads a file of prompts: a prompt a line in a .txt file, else JSON lines with `prompt` or `messages`, and images as in training.
 ///
 /// # Errors
 /// The first line that is no prompt.
 pub(super) fn read(
     path: &Path,
     system: Option<&str>,
-    template: Option<&ChatTemplate>,
+    asked: &(Option<&ChatTemplate>, Result<&Images, String>),
     tokenizer: &Tokenizer,
 ) -> Result<Vec<PromptRow>, Failure> {
     let text = std::fs::read_to_string(path)
@@ -40,18 +41,38 @@ pub(super) fn read(
     let rows = lines.map(|(index, line)| {
         let wrong = |what: String| Failure::from(Problem::new(what).at(format!("{}:{}", path.display(), index + 1)));
         let fields = if is_text { json!({"prompt": line}) } else { json_line(line).map_err(&wrong)? };
-        let encoded = match (fields.get("prompt"), fields.get("messages"), template) {
-            (Some(Value::String(prompt)), None, _) => encode_prompt(tokenizer, template, system, prompt),
-            (None, Some(Value::Array(messages)), Some(template)) => {
-                encode_messages(tokenizer, (template, None), messages, system)
-            }
-            (None, Some(_), None) => return Err(wrong("`messages` need a chat template".to_owned())),
-            _ => return Err(wrong("expected `prompt`, a text, or `messages`, a list".to_owned())),
-        };
-        let prompt_ids = encoded.map_err(|error| wrong(error.to_string()))?;
+        let prompt_ids = encoded(&fields, path, system, asked, tokenizer).map_err(wrong)?;
         Ok(PromptRow { fields: fields.as_object().cloned().unwrap_or_default(), prompt_ids })
     });
     rows.collect()
+}
+
+fn encoded(
+    fields: &Value,
+    path: &Path,
+    system: Option<&str>,
+    (template, images): &(Option<&ChatTemplate>, Result<&Images, String>),
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, String> {
+    let beside = ["images", "image"].map(|name| &fields[name]);
+    let has_images = !beside.iter().all(|images| images.is_null() || **images == json!([]) || **images == json!(""));
+    let messages = match (&fields["prompt"], &fields["messages"], template) {
+        (Value::String(prompt), Value::Null, _) if !has_images => {
+            return encode_prompt(tokenizer, *template, system, prompt).map_err(|error| error.to_string());
+        }
+        (Value::String(prompt), Value::Null, _) => json!([{"role": "user", "content": prompt}]),
+        (Value::Null, messages @ Value::Array(_), Some(_)) => messages.clone(),
+        (Value::Null, Value::Array(_), None) => return Err("`messages` need a chat template".to_owned()),
+        _ => return Err("expected `prompt`, a text, or `messages`, a list".to_owned()),
+    };
+    let seen = match images {
+        Ok(images) => Some((*images, path.parent().unwrap_or(Path::new("")))),
+        Err(reason) if has_images => return Err(format!("has images: {reason}")),
+        Err(_) => None,
+    };
+    let template = template.ok_or("images need a chat template")?;
+    let row = json!({"messages": messages, "images": beside[0], "image": beside[1]});
+    encode_row(tokenizer, (template, seen), &row, system).map_err(|error| error.to_string())
 }
 
 fn json_line(line: &str) -> Result<Value, String> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::config::DataConfig;
 use crate::data::template::ChatTemplate;
 use crate::images::Images;
-use crate::run::images::{has_tower, images};
+use crate::run::images::{fetched, has_tower, images};
 use crate::run::inputs::ModelSource;
 
 /// What reads images for a model that is asked through this template.
@@ -15,6 +15,18 @@ use crate::run::inputs::ModelSource;
 /// # Errors
 /// Why it sees none.
 pub(crate) fn images_for(source: &ModelSource, template: Option<&ChatTemplate>) -> Result<Arc<Images>, String> {
+    seen_by(source, template).map(Arc::new)
+}
+
+/// The same for whoever may name images by web addresses: not for a server.
+///
+/// # Errors
+/// As [`images_for`].
+pub(crate) fn fetched_images_for(source: &ModelSource, template: Option<&ChatTemplate>) -> Result<Arc<Images>, String> {
+    seen_by(source, template).map(|images| Arc::new(fetched(images)))
+}
+
+fn seen_by(source: &ModelSource, template: Option<&ChatTemplate>) -> Result<Images, String> {
     let whole = DataConfig { max_length: usize::MAX, ..DataConfig::default() };
     let images = images(&source.folder, &source.config, &whole).filter(|_| has_tower(&source.weights));
     let images =
@@ -23,7 +35,7 @@ pub(crate) fn images_for(source: &ModelSource, template: Option<&ChatTemplate>) 
     if template.is_none_or(|template| !template.reads_parts()) {
         return Err("images need a chat template that reads them, and the model has none".to_owned());
     }
-    Ok(Arc::new(images))
+    Ok(images)
 }
 
 /// A message of the user with images, as their paths, before its text.

@@ -78,6 +78,8 @@ pub(super) struct Report {
     /// Bytes on disk of what is seen in place of images.
     #[serde(skip_serializing_if = "Option::is_none")]
     image_bytes: Option<u64>,
+    /// Bytes of that for which there is no room.
+    unkept_image_bytes: Option<u64>,
     /// Tokens that every answer is taken to have, where the model writes them; the time that this takes is not in the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer_tokens: Option<usize>,
@@ -196,6 +198,7 @@ impl Report {
             rows: rows_per_epoch.map(|per_epoch| PlannedRows { per_epoch }),
             rows_per_step: workload.rows * workload.gradient_accumulation_steps,
             image_bytes: forecast.and_then(|forecast| forecast.image_bytes),
+            unkept_image_bytes: forecast.and_then(|forecast| forecast.unkept_image_bytes),
             answer_tokens: (recipe.objective.name == ObjectiveName::Grpo)
                 .then_some(recipe.objective.max_completion_length),
             steps,
@@ -476,6 +479,12 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
     }
     if let Some(image_bytes) = report.image_bytes {
         lines.push(format!("images: {} on disk, made once", size(as_f64(image_bytes))));
+    }
+    if let Some(bytes) = report.unkept_image_bytes {
+        let bytes = size(as_f64(bytes));
+        lines.push(format!(
+            "images: {bytes} beyond `data.image_cache_gib`, made in every epoch; the tower stays in memory"
+        ));
     }
     let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
         let of_rows = report.step_seconds.map(|step| step * 1000.0 / as_f64(report.rows_per_step));

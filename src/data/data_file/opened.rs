@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use rayon::prelude::*;
 
+use super::addresses::fetch_images;
 use super::{DataFile, PIECE_TOKENS};
 use crate::config::{DataConfig, DataFormat, DataSource, RowLimit};
 use crate::data::cache::{self, CacheKey, Details, Encoded, RowChunk, Signature, StoreWriter};
@@ -309,6 +310,7 @@ impl OpenedFile {
         options: &OpenOptions<'_>,
     ) -> Result<(), DataError> {
         let num_rows = self.limited(file.num_rows()).min(options.max_rows.unwrap_or(usize::MAX));
+        fetch_images((file, &self.path, num_rows), format, encoder, options)?;
         let chunks_per_round = rayon::current_num_threads() * CHUNKS_PER_THREAD;
         let chunk_rows = (MAX_ROUND_BYTES / chunks_per_round / file.mean_row_bytes().max(1)).clamp(1, CHUNK_ROWS);
         let encode = |rows: Range<usize>| -> Vec<Result<EncodedChunk, DataError>> {

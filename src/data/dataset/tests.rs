@@ -8,6 +8,7 @@ use crate::data::loader::LoadedBatch;
 
 mod kinds;
 mod questions;
+mod web;
 
 fn open(config: &DataConfig) -> Dataset {
     Dataset::open(config, Arc::new(tokenizer()), 7, &OpenOptions::default()).unwrap()

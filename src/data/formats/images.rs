@@ -1,5 +1,5 @@
 //! Images in rows: every form that people write them in becomes one, a part `{"type": "image", "image": ...}` of a message with
-//! a path or a `data:` address.
+//! a path or an address.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const IMAGE_KEYS: [&str; 5] = ["image", "image_url", "path", "url", "base64"];
 #[derive(Debug, Default)]
 pub(super) struct RowImages<'a> {
     folder: Option<&'a Path>,
-    /// Paths or `data:` addresses.
+    /// Paths or addresses.
     given: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ fn images_of(row: &Value) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// A path or a `data:` address.
+/// A path or an address.
 fn source_of(item: &Value) -> Result<String, String> {
     match item {
         Value::String(source) => Ok(source.clone()),
@@ -101,7 +101,7 @@ fn source_of(item: &Value) -> Result<String, String> {
                 Err(format!("has neither `bytes`, `path` nor `url`; it has {}", super::keys_of(&keys.clone().into())))
             }
         },
-        other => Err(format!("must be a path or a `data:` address, not {}", kind_of(other))),
+        other => Err(format!("must be a path or an address, not {}", kind_of(other))),
     }
 }
 

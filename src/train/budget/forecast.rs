@@ -23,6 +23,8 @@ pub struct Forecast {
     pub evaluations: (u64, f64),
     /// Bytes on disk of what is seen in place of images.
     pub image_bytes: Option<u64>,
+    /// Bytes of that which are beyond the limit.
+    pub unkept_image_bytes: Option<u64>,
 }
 
 impl Forecast {
@@ -61,8 +63,17 @@ impl Forecast {
         let num_steps = as_f64(steps_per_epoch(num_batches, accumulated).max(1));
         let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);
         let evaluations = (0, 0.0);
-        let image_bytes = data.images().map(|images| images.feature_bytes()).filter(|bytes| *bytes > 0);
-        Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops, evaluations, image_bytes })
+        let bytes = data.images().map_or([0; 2], |images| images.feature_bytes());
+        let [image_bytes, unkept_image_bytes] = bytes.map(|bytes| Some(bytes).filter(|bytes| *bytes > 0));
+        Ok(Self {
+            rows_per_epoch: data.rows_per_epoch(),
+            steps,
+            step_tokens,
+            step_flops,
+            evaluations,
+            image_bytes,
+            unkept_image_bytes,
+        })
     }
 
     /// The same with the evaluations that the recipe asks for.

@@ -1,0 +1,3 @@
+#![no_main]
+
+lora_train_fuzz::target!("picture");
