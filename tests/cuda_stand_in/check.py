@@ -414,7 +414,7 @@ def pass_of_texts(lab: Lab) -> Verdict:
     lab.train("bf16", name="texts", steps=1)
     runs = [lab.run(f"texts-of-{tokens}", [
         "generate", "--model", lab.model("bf16"), "--adapter", adapter, "--device", "cuda", "--temperature", "1", "--prompts", prompts,
-        "--max-new-tokens", tokens], RECORDED) for tokens in (4, 12)]
+        "--max-new-tokens", tokens], {}) for tokens in (4, 12)]
     if problems := [problem for run in runs for problem in ended(run)]:
         return Verdict("64 texts", problems)
     few, more = runs
