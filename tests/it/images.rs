@@ -181,6 +181,31 @@ fn images_of_any_size_become_as_many_tokens_as_in_transformers() {
     }
 }
 
+/// As the first files of PaddleOCR-VL have it.
+#[test]
+fn a_config_with_the_keys_of_the_text_beside_the_others_is_the_same_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |config: &Value| {
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let config = ModelConfig::from_file(&folder.path().join("config.json")).unwrap();
+        (Vision::of_folder(folder.path(), &config).unwrap().unwrap(), config)
+    };
+    let preprocessor = "preprocessor_config.json";
+    fs::copy(golden_folder(PADDLEOCR).join(preprocessor), folder.path().join(preprocessor)).unwrap();
+    let mut config = json_of(PADDLEOCR, "config.json");
+    let (vision, nested) = read(&config);
+    let all = config.as_object_mut().unwrap();
+    let mut text = all.remove("text_config").unwrap();
+    let text = text.as_object_mut().unwrap();
+    text.remove("model_type");
+    let mut rope = text.remove("rope_parameters").unwrap();
+    text.insert("rope_theta".to_owned(), rope.as_object_mut().unwrap().remove("rope_theta").unwrap());
+    text.insert("rope_scaling".to_owned(), rope);
+    all.append(text);
+    all["vision_config"]["model_type"] = json!("paddleocr_vl");
+    assert_eq!(read(&config), (vision, nested));
+}
+
 #[test]
 fn pixels_features_and_tokens_are_those_of_transformers() {
     for family in FAMILIES {

@@ -42,7 +42,6 @@ pub(super) const GLM4V: Family = Family {
     rms_norm_eps: 1e-5,
     head_dim: None,
     max_position_embeddings: 32_768,
-    gguf: Gguf::NONE,
     ..GLM4
 };
 
@@ -53,6 +52,7 @@ pub(super) const GLM_OCR: Family = Family {
     own_ropes: OwnRopes::None,
     num_key_value_heads: Some(8),
     max_position_embeddings: 131_072,
+    gguf: Gguf::NONE,
     ..GLM4V
 };
 
