@@ -27,9 +27,12 @@ from PIL import Image
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
-from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, GotOcr2ImageProcessor, Idefics3Processor, InternVLProcessor,
-                          InternVLVideoProcessor, PaddleOCRVLImageProcessor, PaddleOCRVLProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
+from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, Gemma4AudioFeatureExtractor, Gemma4ImageProcessor,
+                          Gemma4Processor, Gemma4VideoProcessor, Glm46VImageProcessor, Glm46VProcessor, Glm46VVideoProcessor, GotOcr2ImageProcessor,
+                          Idefics3Processor, InternVLProcessor, InternVLVideoProcessor, Lfm2VlImageProcessor, Lfm2VlProcessor, PaddleOCRVLImageProcessor, PaddleOCRVLProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
                           Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
+
+from transformers.models.gemma4 import image_processing_gemma4
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
 
@@ -47,15 +50,23 @@ SPECIAL |= dict.fromkeys(QWEN, ["<s>", "</s>", "[INST]", "[/INST]", "<|image_pad
 MARKERS |= dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>")
 SPECIAL["paddleocr_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
 MARKERS["paddleocr_vl"] = "<|IMAGE_PLACEHOLDER|>"
+SPECIAL["glm46v"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>",
+                     "<|end_of_video|>"]
+SPECIAL["gemma4"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"]
+SPECIAL["lfm2_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"] + [
+    f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 7) if row * column <= 6]
+MARKERS |= {"glm46v": "<|image|>", "gemma4": "<|image|>", "lfm2_vl": "<image>"}
 # What templates write, where processors replace a part of that.
-AROUND = {"paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"}
+AROUND = {"paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", "glm46v": "<|begin_of_image|><|image|><|end_of_image|>"}
 # Their tokens have three positions.
-THREE = [*QWEN, "paddleocr_vl"]
+THREE = [*QWEN, "paddleocr_vl", "glm46v"]
 # What processors ask their tokenizers for.
 NAMED = {
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
     "gemma3": {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
     "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
+    "gemma4": {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>", "boa_token": "<|audio>",
+               "eoa_token": "<audio|>"},
 }
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
@@ -119,7 +130,7 @@ def write_tokenizer(folder: pathlib.Path, family: str) -> PreTrainedTokenizerFas
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>",
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>", pad_token="</s>",
                                    extra_special_tokens=NAMED.get(family, {}))
     fast.chat_template = template
     return fast
@@ -134,10 +145,11 @@ def fill(model) -> dict:
         if model.config.model_type in ["qwen3_5", "gemma3"] and ("language_model" in name or "mm_soft" in name):
             centre = -3.0 if name.endswith("A_log") else 0.0 if name.endswith("norm.weight") and "linear_attn" not in name else centre
         inputs = int(np.prod(tensor.shape[1:]))
-        # Outputs of a size at which a mistake in what is before shows.
-        bound = 0.3 if tensor.dim() == 1 else 2.5 / inputs**0.5
+        # Outputs of a size at which a mistake in what is before shows; of two tables of places, and bounds that some numbers pass.
+        bound = 0.3 if tensor.dim() < 2 else 0.5 if name.endswith("position_embedding_table") else 2.5 / inputs**0.5
+        centre = -1.5 if name.endswith("put_min") else 1.5 if name.endswith("put_max") else centre
         with torch.no_grad():
-            tensor.copy_(torch.from_numpy(centre + formula(name, tuple(tensor.shape), bound)))
+            tensor.copy_(torch.from_numpy(np.asarray(centre + formula(name, tuple(tensor.shape), bound))))
         made[name] = {"shape": list(tensor.shape), "bound": bound, "centre": centre}
     return made
 
@@ -182,6 +194,18 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         of_family, video = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor), "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}.get(
             config.model_type, (Qwen3VLProcessor, Qwen3VLVideoProcessor))
         return of_family(images, tokenizer, video()), lambda image: images(image, return_tensors="pt")
+    if config.model_type == "gemma4":
+        # Fewer tokens than it allows.
+        image_processing_gemma4._SUPPORTED_SOFT_TOKENS += (given["max_soft_tokens"],)
+        images = Gemma4ImageProcessor(**given)
+        processor = Gemma4Processor(Gemma4AudioFeatureExtractor(), images, tokenizer, Gemma4VideoProcessor())
+        return processor, lambda image: images(image, return_tensors="pt")
+    if config.model_type == "lfm2_vl":
+        images = Lfm2VlImageProcessor(**given)
+        return Lfm2VlProcessor(images, tokenizer), lambda image: images(image, return_tensors="pt")
+    if config.model_type == "glm46v":
+        images = Glm46VImageProcessor(**given)
+        return Glm46VProcessor(images, tokenizer, Glm46VVideoProcessor()), lambda image: images(image, return_tensors="pt")
     if config.model_type == "paddleocr_vl":
         images = PaddleOCRVLImageProcessor(**given)
         return PaddleOCRVLProcessor(images, tokenizer), lambda image: images(image, return_tensors="pt")
@@ -191,12 +215,29 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
     return Idefics3Processor(images, tokenizer, image_seq_len=num_tokens), lambda image: images([image], return_tensors="pt")
 
 
+def unpatched(patches, rows: int, columns: int) -> np.ndarray:
+    """An image of patches with their colors last, `[3, height, width]`."""
+    side = int((patches.shape[1] // 3) ** 0.5)
+    image = patches[:rows * columns].reshape(rows, columns, side, side, 3)
+    return image.permute(4, 0, 2, 1, 3).reshape(3, rows * side, columns * side).numpy()
+
+
+def pieces(out, config) -> list:
+    """The pixels of an image's pieces, `[3, height, width]` each, also of those that come in patches."""
+    if config.model_type == "gemma4":
+        columns, rows = (out["image_position_ids"][0].max(0).values + 1).tolist()
+        return [unpatched(out["pixel_values"][0], rows, columns)]
+    if config.model_type == "lfm2_vl":
+        return [unpatched(patches, *shape.tolist()) for patches, shape in zip(out["pixel_values"], out["spatial_shapes"])]
+    return list(whole(out, config))
+
+
 def whole(out, config) -> np.ndarray:
-    """The pixels of an image's pieces, `[pieces, 3, height, width]`, also of those that come in patches."""
+    """The same in one array, of families whose pieces have one size."""
     if config.model_type not in THREE:
         return out["pixel_values"].numpy()
     (_, rows, columns), side, merge = out["image_grid_thw"][0].tolist(), config.vision_config.patch_size, config.vision_config.spatial_merge_size
-    if config.model_type not in QWEN:
+    if config.model_type == "paddleocr_vl":
         return out["pixel_values"].reshape(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4).reshape(1, 3, rows * side, columns * side).numpy()
     patches = out["pixel_values"].reshape(rows // merge, columns // merge, merge, merge, 3, 2, side, side)
     assert torch.equal(patches[..., 0, :, :], patches[..., 1, :, :])
@@ -206,9 +247,9 @@ def whole(out, config) -> np.ndarray:
 def features_of(model, out) -> np.ndarray:
     """What is in place of the tokens of an image, and, behind it, what is added to them later."""
     with torch.no_grad():
-        found = model.get_image_features(**out, return_dict=True)
+        found = model.get_image_features(**{key: value for key, value in out.items() if key != "num_soft_tokens_per_image"}, return_dict=True)
     later = getattr(found, "deepstack_features", None) or []
-    parts = [part[0] if isinstance(part, (list, tuple)) else part for part in [found.pooler_output, *later]]
+    parts = [torch.cat(list(part)) if isinstance(part, (list, tuple)) else part for part in [found.pooler_output, *later]]
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], -1).numpy()
 
 
@@ -217,6 +258,14 @@ def without(model, config, batch) -> list:
     if config.model_type == "gemma3":
         # Its images are seen from the left to the right then.
         return [model(**{key: value for key, value in batch.items() if key != "token_type_ids"}).logits[0].detach()]
+    if config.model_type == "gemma4":
+        cases = [model(**{key: value for key, value in batch.items() if key != "mm_token_type_ids"})]
+        text = model.base_model.model.config.text_config
+        # The rows of their own token in the tables of layers.
+        text.pad_token_id, pad = config.image_token_id, text.pad_token_id
+        cases.append(model(**batch))
+        text.pad_token_id = pad
+        return [case.logits[0].detach() for case in cases]
     if config.model_type not in THREE:
         return []
     positions = torch.arange(batch["input_ids"].shape[1]).expand(3, 1, -1)
@@ -309,12 +358,13 @@ def main():
     for name in SIZES:
         out = pixels_of(Image.open(folder / name).convert("RGB"))
         [out.pop(key, None) for key in ["num_patches", "num_crops"]]
-        seen = whole(out, config)
-        golden["images"][name] = {"size": [seen.shape[-1], seen.shape[-2]], "pixels": sha(seen)}
+        seen = pieces(out, config)
+        golden["images"][name] = {"size": [seen[0].shape[-1], seen[0].shape[-2]], "pixels": sha(np.concatenate([piece.ravel() for piece in seen]))}
         arrays[f"features.{name}"] = features_of(model, out)
 
     # As our "all-linear": the language model alone.
-    target = r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|in_proj_\w+|out_proj)"
+    target = (r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|gate_up_proj|down_proj|in_proj\w*|out_proj|w1|w2|w3"
+              r"|per_layer_input_gate|per_layer_projection)")
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=target, **LORA))
     named = adapter_tensors(adapted)
     with torch.no_grad():
@@ -361,8 +411,13 @@ def main():
     if config.model_type == "mistral3":
         write_resized(folder)
     rng = np.random.default_rng(1)
+    # LFM2-VL's does not pad thinner ones.
+    longest, thinnest = (900, 8) if config.model_type == "lfm2_vl" else (9000, 100)
     # transformers takes a side of 1 or 3 for the colors.
-    sizes = [(9000, 150), (150, 9000), (64, 64), (65, 64)] + [tuple(int(x) for x in rng.integers(4, 400, 2)) for _ in range(196)]
+    sizes = [(longest, 150), (150, longest), (64, 64), (65, 64)]
+    while len(sizes) < 200:
+        size = tuple(int(x) for x in rng.integers(4, 400, 2))
+        sizes += [size] if max(size) <= thinnest * min(size) else []
     counts = []
     for width, height in sizes:
         out = processor(text=MARKERS[config.model_type], images=[Image.new("RGB", (width, height))], add_special_tokens=False)

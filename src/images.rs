@@ -299,7 +299,7 @@ impl Images {
             size: to,
             pixels: resize(&pixels, size, to, vision.pixels.filter),
         };
-        let original = image.cut.is_seen_as_it_was.then(|| picture.clone());
+        let original = (image.cut.behind.is_some() && image.cut.is_seen_as_it_was).then(|| picture.clone());
         let whole = image.cut.sizes.iter().fold(picture, |picture, size| resized(picture, *size));
         let pieces = match image.cut.squares {
             None => vec![whole],
@@ -308,7 +308,7 @@ impl Images {
                 let places =
                     (0..rows).flat_map(|row| (0..columns).map(move |column| [column * size[0], row * size[1]]));
                 let mut pieces: Vec<Picture> = places.map(|corner| whole.part(corner, size)).collect();
-                pieces.push(resized(original.unwrap_or(whole), size));
+                pieces.extend(image.cut.behind.map(|(size, _)| resized(original.unwrap_or(whole), size)));
                 pieces
             }
         };
@@ -363,14 +363,18 @@ impl Found {
     }
 }
 
-/// Numbers around 0, color by color. In `f32`, as transformers has them.
+/// Numbers around 0, or from 0 to 1 where they are not normed, color by color. In `f32`, as transformers has them.
 #[expect(clippy::cast_possible_truncation, reason = "transformers has them in f32")]
 fn scaled(pixels: &[u8], vision: &Vision) -> Vec<f32> {
-    let of_channel = |channel: usize| {
-        let [mean, std] = [vision.pixels.mean, vision.pixels.std].map(|of| of[channel] as f32 * 255.0);
-        pixels[channel..].iter().step_by(3).map(move |byte| (f32::from(*byte) - mean) / std)
+    let of_channel = |channel: usize| pixels[channel..].iter().step_by(3).map(|byte| f32::from(*byte));
+    let Some(norm) = vision.pixels.norm else {
+        return (0..3).flat_map(of_channel).map(|byte| byte * (1.0 / 255.0)).collect();
     };
-    (0..3).flat_map(of_channel).collect()
+    let normed = |channel: usize| {
+        let [mean, std] = norm.map(|of| of[channel] as f32 * 255.0);
+        of_channel(channel).map(move |byte| (byte - mean) / std)
+    };
+    (0..3).flat_map(normed).collect()
 }
 
 /// A name for messages: the beginning of one that is a whole image, and an address without what may be secret.

@@ -34,7 +34,10 @@ pub use family::ExpertForm;
 pub use rope::{QueryGrowth, Rope, RopeAxes, RopePairs, RopeScaling};
 pub use shipped::shipped_config;
 pub use stored::{Method, Packer, StoredQuantisation, Words};
-pub use vision::{Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, TOWER_PARTS, Vision, Windows};
+pub use vision::{
+    Cut, Cutting, Encoder, EncoderKind, Filter, Grid, Pixels, Projector, SeenBothWays, TOWER_PARTS, Tiles, Vision,
+    Windows,
+};
 
 /// Shape and constants of a decoder model, from Hugging Face's `config.json`.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use super::{FIRST_IMAGE_ID, Image};
-use crate::spec::{Grid, Vision};
+use crate::spec::{Grid, SeenBothWays, Vision};
 use crate::util::files::{UNFINISHED_SUFFIX, free_bytes, hex, tidy};
 
 const MAGIC: [u8; 8] = *b"LTIMAGE1";
@@ -55,9 +55,9 @@ pub struct FeatureWriter {
 #[derive(Debug)]
 pub struct Features {
     width: usize,
-    image_token_id: u32,
-    /// Whether the tokens of an image see each other both ways.
-    pub is_seen_both_ways: bool,
+    table_id: u32,
+    /// Where the tokens of an image see each other both ways.
+    pub seen_both_ways: SeenBothWays,
     /// By the id of an image's first token.
     by_image: RwLock<BTreeMap<u32, OfImage>>,
     /// What makes those that are not kept.
@@ -80,7 +80,7 @@ impl fmt::Debug for Maker {
 #[derive(Debug)]
 struct OfImage {
     rows: Rows,
-    /// Of its last piece; of what has several pieces, no places are asked for.
+    /// Of its first piece; of what has several pieces, no places are asked for.
     tokens: Grid,
 }
 
@@ -178,8 +178,8 @@ impl Features {
     pub fn new(vision: &Vision) -> Self {
         Self {
             width: vision.feature_size(),
-            image_token_id: vision.image_token_id,
-            is_seen_both_ways: vision.is_seen_both_ways,
+            table_id: vision.table_id,
+            seen_both_ways: vision.seen_both_ways,
             by_image: RwLock::default(),
             maker: None,
             _temporary: None,
@@ -192,10 +192,10 @@ impl Features {
         Self { maker: Some(Maker(Box::new(make))), ..self }
     }
 
-    /// The token of the vocabulary in whose place they are.
+    /// The token of the vocabulary that stands for theirs where tables have rows of tokens.
     #[must_use]
-    pub fn image_token_id(&self) -> u32 {
-        self.image_token_id
+    pub fn table_id(&self) -> u32 {
+        self.table_id
     }
 
     /// Keeps the features of an image, row by row, in memory.

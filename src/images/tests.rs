@@ -4,7 +4,7 @@ use zune_png::zune_core::colorspace::ColorSpace;
 use zune_png::zune_core::options::EncoderOptions;
 
 use super::*;
-use crate::spec::{Activation, Cutting, Encoder, EncoderKind, Filter, Pixels, Projector};
+use crate::spec::{Activation, Cutting, Encoder, EncoderKind, Filter, Pixels, Projector, SeenBothWays};
 
 pub(super) fn vision() -> Vision {
     Vision {
@@ -23,9 +23,10 @@ pub(super) fn vision() -> Vision {
         deepstack: Vec::new(),
         text_size: 3,
         image_token_id: 10,
-        pixels: Pixels { filter: Filter::Bicubic, mean: [0.5; 3], std: [0.5, 0.25, 1.0] },
+        table_id: 10,
+        pixels: Pixels { filter: Filter::Bicubic, norm: Some([[0.5; 3], [0.5, 0.25, 1.0]]) },
         cutting: Cutting::Whole { longest_edge: 64 },
-        is_seen_both_ways: false,
+        seen_both_ways: SeenBothWays::Nowhere,
     }
 }
 

@@ -90,8 +90,8 @@ impl Tokens {
         let layout = Layout::new(num_rows, documents, positions, tables).with_prefixes(prefixes);
         let layout = layout.with_blocks(model.image_blocks(ids));
         let images = ids.iter().any(|id| is_of_image(*id)).then(|| ImageTokens::new(model, ids));
-        let image_token_id = model.features.as_ref().map_or(0, |features| features.image_token_id());
-        let in_vocabulary = |id: &u32| if is_of_image(*id) { image_token_id } else { *id };
+        let table_id = model.features.as_ref().map_or(0, |features| features.table_id());
+        let in_vocabulary = |id: &u32| if is_of_image(*id) { table_id } else { *id };
         let ids: Vec<u32> = ids.iter().map(in_vocabulary).collect();
         Self { ids: model.token_ids(&ids), layout: Arc::new(layout), images }
     }

@@ -1,9 +1,12 @@
 //! The three positions of tokens (Wang et al., 2024): equal in a text; in an image, those of the image, of a row and of a column. And
 //! images whose tokens see each other both ways.
 
+use std::collections::BTreeMap;
+
 use super::Model;
 use crate::images::{Features, is_of_image};
 use crate::ops::layout::Blocks;
+use crate::spec::SeenBothWays;
 
 /// A token of a batch that continues a text which begins with other tokens, and these.
 pub type Continued<'a> = (usize, &'a [u32]);
@@ -22,19 +25,27 @@ impl Model {
         texts.any(|ids| ids.iter().any(|id| is_of_image(*id))).then(|| of_tokens(features, ids, numbers, continued))
     }
 
-    /// The images among tokens, where their tokens see each other both ways: each is among them as a whole.
-    pub(super) fn image_blocks(&self, ids: &[u32]) -> Option<Blocks> {
-        let features = self.features.as_ref().filter(|features| features.is_seen_both_ways)?;
-        let place = |(at, id): (usize, &u32)| features.place_of(*id).map(|(tokens, index)| (at, tokens.count(), index));
-        let starts = ids.iter().enumerate().filter_map(place).filter(|(_, _, index)| *index == 0);
-        let (starts, lengths): (Vec<usize>, Vec<usize>) = starts.map(|(at, length, _)| (at, length)).unzip();
-        // All are as long.
-        lengths.first().map(|length| Blocks::new(&starts, *length, ids.len(), &self.device()))
+    /// The images among tokens, where their tokens see each other both ways: each is among them as a whole. Those of as many tokens
+    /// are together.
+    pub(super) fn image_blocks(&self, ids: &[u32]) -> Vec<Blocks> {
+        let seen = self.features.as_ref().filter(|features| features.seen_both_ways != SeenBothWays::Nowhere);
+        let Some(features) = seen else { return Vec::new() };
+        let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (at, id) in ids.iter().enumerate() {
+            if let Some((tokens, 0)) = features.place_of(*id) {
+                by_length.entry(tokens.count()).or_default().push(at);
+            }
+        }
+        let are_in_windows = features.seen_both_ways == SeenBothWays::InWindows;
+        let blocks = |(length, starts): (usize, Vec<usize>)| {
+            Blocks::new(&starts, length, ids.len(), &self.device()).in_windows(are_in_windows)
+        };
+        by_length.into_iter().map(blocks).collect()
     }
 
     /// Whether some of the tokens see others behind them.
     pub(super) fn sees_ahead(&self, ids: &[u32]) -> bool {
-        let is_seen = self.features.as_ref().is_some_and(|features| features.is_seen_both_ways);
+        let is_seen = self.features.as_ref().is_some_and(|features| features.seen_both_ways != SeenBothWays::Nowhere);
         is_seen && ids.iter().any(|id| is_of_image(*id))
     }
 }

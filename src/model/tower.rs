@@ -19,10 +19,12 @@ use crate::ops::swiglu::gated;
 use crate::spec::{Activation, EncoderKind, Grid, Heads, Projector, TOWER_PARTS, Vision};
 use crate::util::faults;
 
-use places::{Groups, Places};
+use places::{Between, Groups, Places};
 
 mod load;
+mod names;
 mod places;
+mod projectors;
 
 /// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
 const MERGED_EPS: f64 = 1e-5;
@@ -38,10 +40,11 @@ pub struct Tower {
     place: Place,
     device: Device,
     /// `[hidden_size, 3 * patch_size^2]`
-    patches: Weight,
+    patches: Linear,
     /// Goes before the patches, and is dropped behind the layers, `[1, hidden_size]`.
     class: Option<Tensor<2>>,
-    /// Of that, and of every place, row by row, `[patches, hidden_size]`; or of the places between which patches are.
+    /// Of that, and of every place, row by row, `[patches, hidden_size]`; or of the places between which patches are; or of every column
+    /// and, behind them, every row.
     positions: Option<Tensor<2>>,
     /// Before the layers and behind them.
     ends: [Option<Norm>; 2],
@@ -51,30 +54,43 @@ pub struct Tower {
     deepstack: Vec<Layers>,
 }
 
+/// A linear layer, and between which numbers its inputs and outputs are kept, if they are.
+#[derive(Debug)]
+struct Linear {
+    weight: Weight,
+    bounds: Option<[[f32; 2]; 2]>,
+}
+
 #[derive(Debug)]
 struct Layer {
     norms: [Norm; 2],
-    qkv: [Weight; 3],
-    /// Of queries and keys.
-    qk_norms: Option<[Norm; 2]>,
-    output: Weight,
-    gate: Option<Weight>,
-    up: Weight,
-    down: Weight,
+    qkv: [Linear; 3],
+    /// Of queries, keys and values: over all heads, or each head's.
+    qkv_norms: [Option<Norm>; 3],
+    output: Linear,
+    gate: Option<Linear>,
+    up: Linear,
+    down: Linear,
     /// Of what attention and feed-forward layer add.
     scales: Option<[Tensor<1>; 2]>,
+    /// Likewise.
+    norms_behind: Option<[Norm; 2]>,
 }
 
 /// Of a projector.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Layers {
     norm: Option<Norm>,
-    /// Of the patches of a token, or of the norm of their mean.
-    merge: Option<Weight>,
+    /// Bias and factor of each number of the patches' mean.
+    statistics: Option<[Tensor<1>; 2]>,
+    /// Of the patches of a token, one after the other, or of the norm of their mean.
+    merge: Vec<Linear>,
     /// Of these patches, or of their mean.
     merged_norm: Option<Norm>,
+    /// Of a feed-forward layer behind it.
+    gate: Option<Linear>,
     /// Behind it, if there are more.
-    rest: Option<[Weight; 2]>,
+    rest: Option<[Linear; 2]>,
 }
 
 /// Stands for the weights of a model's tower: a part of each of its tensors. `None` where the files have none.
@@ -114,19 +130,22 @@ impl Tower {
         let windows = self.vision.encoder.windows.as_ref();
         let places = Places::new(Grid { rows, columns }, windows);
         let by_patch = places.ordered(by_patch);
+        let kind = self.vision.encoder.kind;
+        let by_patch = if let EncoderKind::Gemma4 { .. } = kind { (by_patch - 0.5) * 2.0 } else { by_patch };
         let x = self.linear(&by_patch, &self.patches);
         let x = if let Some(class) = &self.class { Tensor::cat(vec![class.clone(), x], 0) } else { x };
-        let x = match (&self.positions, self.vision.encoder.kind) {
-            (Some(of_square), EncoderKind::Qwen3 { side, .. }) => {
-                x + places.between(of_square, (side, true), &self.device)
-            }
-            (Some(of_square), EncoderKind::PaddleOcr { side, .. }) => {
-                x + places.between(of_square, (side, false), &self.device)
-            }
-            (Some(positions), _) => x + positions.clone(),
-            (None, _) => x,
-        };
         let mut x = self.normed(x, self.ends[0].as_ref());
+        if let Some(positions) = &self.positions {
+            let between = |side: usize, between: Between| places.between(positions, (side, between), &self.device);
+            x = x + match kind {
+                EncoderKind::Qwen3 { side, .. } => between(side, Between::Corners),
+                EncoderKind::PaddleOcr { side, .. } => between(side, Between::Edges),
+                EncoderKind::Siglip2 { side } => between(side, Between::Smoothed),
+                EncoderKind::Glm { side, .. } => between(side, Between::Cubic),
+                EncoderKind::Gemma4 { num_places, .. } => places.of_columns_and_rows(positions, num_places),
+                _ => positions.clone(),
+            };
+        }
         let layout = places.layout(&self.vision.encoder);
         let mut beside = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -143,34 +162,59 @@ impl Tower {
     }
 
     fn projected(&self, layers: &Layers, x: &Tensor<2>, [rows, columns]: [usize; 2]) -> Tensor<2> {
-        let Layers { norm, merge, merged_norm, rest } = layers;
         let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
         let (in_order, eps) = match self.vision.projector {
             Projector::Merging { eps, .. } => ([0, 2, 4, 1, 3], eps),
-            Projector::Joining { eps, .. } | Projector::Pooling { eps, .. } => ([0, 2, 1, 3, 4], eps),
-            Projector::Linear { .. } | Projector::Normed { .. } => ([0, 2, 1, 3, 4], MERGED_EPS),
+            Projector::Joining { eps, .. } | Projector::Pooling { eps, .. } | Projector::Standardised { eps, .. } => {
+                ([0, 2, 1, 3, 4], eps)
+            }
+            Projector::Linear { .. } | Projector::Normed { .. } | Projector::Gated { .. } => {
+                ([0, 2, 1, 3, 4], MERGED_EPS)
+            }
         };
-        let x = norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, x, eps).0);
+        let normed = |x: Tensor<2>, norm: &Option<Norm>| match norm {
+            Some(norm) => norm.forward(self.place, &x, eps).0,
+            None => x,
+        };
         // [rows, side, columns, side, hidden] to [tokens, hidden * side * side]
-        let by_token = x.reshape([rows / side, side, columns / side, side, hidden]).permute(in_order);
-        let num_tokens = rows * columns / (side * side);
-        if let (Projector::Pooling { .. }, Some(norm), Some(last)) = (self.vision.projector, merged_norm, merge) {
+        let by_token = normed(x.clone(), &layers.norm).reshape([rows / side, side, columns / side, side, hidden]);
+        let (by_token, num_tokens) = (by_token.permute(in_order), rows * columns / (side * side));
+        if let Projector::Pooling { .. } | Projector::Standardised { .. } = self.vision.projector {
             let pooled = by_token.reshape([num_tokens, side * side, hidden]).mean_dim(1).squeeze_dim(1);
-            return self.linear(&norm.forward(self.place, &pooled, eps).0, last);
+            let pooled = match &layers.statistics {
+                #[expect(clippy::cast_precision_loss, reason = "a width")]
+                Some([bias, factor]) => {
+                    (pooled * (hidden as f64).sqrt() - bias.clone().unsqueeze()) * factor.clone().unsqueeze()
+                }
+                None => pooled,
+            };
+            return self.in_turn(normed(pooled, &layers.merged_norm), &layers.merge);
         }
-        let by_token = by_token.reshape([num_tokens, hidden * side * side]);
-        let x = merge.as_ref().map_or_else(|| by_token.clone(), |merge| self.linear(&by_token, merge));
-        let x = merged_norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(self.place, &x, eps).0);
+        let x = self.in_turn(by_token.reshape([num_tokens, hidden * side * side]), &layers.merge);
+        let x = normed(x, &layers.merged_norm);
+        let Some([first, second]) = &layers.rest else { return x };
         let activation = match self.vision.projector {
             Projector::Merging { activation, .. } | Projector::Normed { activation, .. } => activation,
-            Projector::Joining { .. } | Projector::Linear { .. } | Projector::Pooling { .. } => Activation::Gelu,
+            _ => Activation::Gelu,
         };
-        let Some([first, second]) = rest else { return x };
-        self.linear(&self.activated(activation, &self.linear(&x, first)), second)
+        let inner = match &layers.gate {
+            Some(gate) => {
+                let x = self.activated(activation, &x);
+                gated(self.place, self.vision.encoder.activation, &self.linear(&x, gate), &self.linear(&x, first))
+            }
+            None => self.activated(activation, &self.linear(&x, first)),
+        };
+        self.linear(&inner, second)
     }
 
-    fn linear(&self, x: &Tensor<2>, weight: &Weight) -> Tensor<2> {
-        linear(self.place, x, weight, None, None).0
+    fn in_turn(&self, x: Tensor<2>, layers: &[Linear]) -> Tensor<2> {
+        layers.iter().fold(x, |x, layer| self.linear(&x, layer))
+    }
+
+    fn linear(&self, x: &Tensor<2>, Linear { weight, bounds }: &Linear) -> Tensor<2> {
+        let Some([of_input, of_output]) = bounds else { return linear(self.place, x, weight, None, None).0 };
+        let y = linear(self.place, &x.clone().clamp(of_input[0], of_input[1]), weight, None, None).0;
+        y.clamp(of_output[0], of_output[1])
     }
 
     fn activated(&self, activation: Activation, x: &Tensor<2>) -> Tensor<2> {
@@ -186,18 +230,16 @@ impl Tower {
 
     fn through(&self, layer: &Layer, x: Tensor<2>, layout: Option<&Layout>, groups: &Groups) -> Tensor<2> {
         let normed = self.normed(x.clone(), Some(&layer.norms[0]));
-        let [q, k, v] = layer.qkv.each_ref().map(|weight| self.linear(&normed, weight));
-        let [q, k] = match &layer.qk_norms {
-            Some([of_q, of_k]) => [(of_q, q), (of_k, k)].map(|(norm, x)| norm.forward(self.place, &x, QK_EPS).0),
-            None => [q, k],
-        };
+        let [q, k, v] = [0, 1, 2].map(|part| {
+            let x = self.linear(&normed, &layer.qkv[part]);
+            layer.qkv_norms[part].as_ref().map_or_else(|| x.clone(), |norm| self.by_heads(&x, norm))
+        });
         let [q, k] = match layout {
             Some(layout) => rotate(self.place, [q, k], layout, 0, self.heads(), false),
             None => [q, k],
         };
         let attended = self.attended(&[q, k, v], groups);
-        let [of_attention, of_inner] = layer.scales.as_ref().map_or([None; 2], |scales| scales.each_ref().map(Some));
-        let x = self.added(x, (&attended, &layer.output), of_attention);
+        let x = self.added(x, (layer, 0), (&attended, &layer.output));
         let normed = self.normed(x.clone(), Some(&layer.norms[1]));
         let (activation, up) = (self.vision.encoder.activation, self.linear(&normed, &layer.up));
         let inner = match &layer.gate {
@@ -205,20 +247,36 @@ impl Tower {
             None if matches!(self.vision.encoder.kind, EncoderKind::Qwen2 { .. }) => up.clone() * sigmoid(up * 1.702),
             None => self.activated(activation, &up),
         };
-        self.added(x, (&inner, &layer.down), of_inner)
+        self.added(x, (layer, 1), (&inner, &layer.down))
     }
 
-    fn added(&self, x: Tensor<2>, (inner, weight): (&Tensor<2>, &Weight), scale: Option<&Tensor<1>>) -> Tensor<2> {
-        match scale {
-            Some(scale) => x + self.linear(inner, weight) * scale.clone().unsqueeze(),
-            None => linear(self.place, inner, weight, None, Some(x)).0,
+    /// A norm over as many numbers as it has weights.
+    fn by_heads(&self, x: &Tensor<2>, norm: &Norm) -> Tensor<2> {
+        let ([rows, width], [of]) = (x.dims(), norm.weight.dims());
+        let eps =
+            if let EncoderKind::Gemma4 { .. } = self.vision.encoder.kind { self.vision.encoder.eps } else { QK_EPS };
+        norm.forward(self.place, &x.clone().reshape([rows * width / of, of]), eps).0.reshape([rows, width])
+    }
+
+    /// `x` with what a layer's attention or feed-forward layer makes last.
+    fn added(&self, x: Tensor<2>, (layer, which): (&Layer, usize), (inner, last): (&Tensor<2>, &Linear)) -> Tensor<2> {
+        if let Some(scales) = &layer.scales {
+            return x + self.linear(inner, last) * scales[which].clone().unsqueeze();
+        }
+        match &layer.norms_behind {
+            Some(norms) => x + self.normed(self.linear(inner, last), Some(&norms[which])),
+            None => linear(self.place, inner, &last.weight, None, Some(x)).0,
         }
     }
 
     fn heads(&self) -> Heads {
         let (num_heads, head_dim) = (self.vision.encoder.num_heads, self.vision.encoder.head_dim());
         #[expect(clippy::cast_precision_loss, reason = "a width")]
-        let scale = (head_dim as f64).sqrt().recip();
+        let scale = match self.vision.encoder.kind {
+            // Its norms of heads have it.
+            EncoderKind::Gemma4 { .. } => 1.0,
+            _ => (head_dim as f64).sqrt().recip(),
+        };
         Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, soft_cap: None }
     }
 

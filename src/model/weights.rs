@@ -119,6 +119,15 @@ impl Weights {
         Ok(of_bytes(buffer, shape, dtype, device))
     }
 
+    /// A number that a file has as a tensor without dimensions.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn scalar(&self, name: &str) -> Result<f32, Problem> {
+        let bytes = self.read(name, &[], Dtype::F32, |numbers| numbers.buffer(1, Dtype::F32))?;
+        Ok(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
+    }
+
     /// Reads the numbers of a tensor, all of which `dtype` must have room for.
     fn read<T>(
         &self,

@@ -20,10 +20,8 @@ pub use crate::spec::Heads;
 #[must_use]
 pub fn attention(place: Place, inputs: AttentionInputs<'_>) -> Attended {
     let attended = || place.attention(inputs);
-    let all = || match inputs.layout.blocks() {
-        Some(blocks) => with_blocks(attended(), blocks, inputs),
-        None => attended(),
-    };
+    let blocks = || inputs.layout.blocks(inputs.heads);
+    let all = || blocks().fold(attended(), |attended, blocks| with_blocks(attended, blocks, inputs));
     profile::measure("attention", || cost(inputs, 2), all)
 }
 
@@ -54,10 +52,8 @@ pub fn attention_backward(
     let cost = || Cost { bytes: 2.0 * once().bytes, ..once() };
     let all = || {
         let grads = place.attention_backward(d_o, attended, inputs);
-        match inputs.layout.blocks() {
-            Some(blocks) => with_blocks_backward(grads, d_o, attended, blocks, inputs),
-            None => grads,
-        }
+        let blocks = inputs.layout.blocks(inputs.heads);
+        blocks.fold(grads, |grads, blocks| with_blocks_backward(grads, d_o, attended, blocks, inputs))
     };
     profile::measure("attention_backward", cost, all)
 }

@@ -163,7 +163,7 @@ pub struct Layout {
     /// By window, for kernels of GPUs: made when they are first asked for.
     spans: Made<(Option<usize>, Spans)>,
     /// Tokens that see each other both ways.
-    blocks: Option<Blocks>,
+    blocks: Vec<Blocks>,
 }
 
 /// How far tokens see and are seen, as indices of flat tokens, `[tokens]` each: neither decreases. And what follows from it.
@@ -222,20 +222,19 @@ impl Layout {
             chunk_table,
             within,
             spans,
-            blocks: None,
+            blocks: Vec::new(),
         }
     }
 
     /// The same where tokens of these blocks see those behind them in their block, too.
     #[must_use]
-    pub fn with_blocks(self, blocks: Option<Blocks>) -> Self {
+    pub fn with_blocks(self, blocks: Vec<Blocks>) -> Self {
         Self { blocks, ..self }
     }
 
-    /// Those blocks.
-    #[must_use]
-    pub fn blocks(&self) -> Option<&Blocks> {
-        self.blocks.as_ref()
+    /// Those blocks whose tokens do so in an attention of these heads.
+    pub fn blocks(&self, heads: Heads) -> impl Iterator<Item = &Blocks> {
+        self.blocks.iter().filter(move |blocks| heads.window.is_some() || !blocks.are_in_windows)
     }
 
     /// The same where each document continues its own of `prefixes`, if any does, see [`Stretch::of`]: only for places that

@@ -387,8 +387,13 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let family = families(architecture).next().ok_or_else(|| unknown_architecture(file, architecture))?;
     let key = |name: &str| format!("{architecture}.{name}");
     let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
-    // Llama's is also that of Mixtral.
-    let family = families(architecture).find(|family| family.experts.is_some() == has_experts).unwrap_or(family);
+    // Llama's is also that of Mixtral, and GLM-4's that of GLM-4.1V.
+    let has_axes = file.integers(&key(ROPE_SECTIONS)).is_some();
+    let fits = |family: &&Family| {
+        family.experts.is_some() == has_experts && matches!(family.own_ropes, OwnRopes::Axes(_)) == has_axes
+    };
+    let of_experts = || families(architecture).find(|family| family.experts.is_some() == has_experts);
+    let family = families(architecture).find(fits).or_else(of_experts).unwrap_or(family);
     let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];
     let mut json = Map::from_iter([("model_type".to_owned(), json!(family.model_type))]);
     counts(file, family, &key, has_experts, &mut json)?;

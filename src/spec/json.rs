@@ -378,7 +378,7 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     if family.attention_extra == AttentionExtra::OutputGate {
         json.only("attn_output_gate", "true", |value| *value == Value::Boolean(true));
     }
-    // Gemma 4's "vision" is about images, which are not trained on here.
+    // Gemma 4's "vision" is about images: see `Vision`.
     let is_causal = |value: &Value| *value == Value::Boolean(false) || value.text() == Some("vision");
     json.only("use_bidirectional_attention", "false", is_causal);
 }

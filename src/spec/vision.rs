@@ -7,12 +7,15 @@ use super::block::Activation;
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 
 mod cut;
+mod gemma4;
+mod glm;
+mod lfm2;
 mod others;
 mod qwen;
 #[cfg(test)]
 mod tests;
 
-pub use cut::{Cut, Cutting, Grid};
+pub use cut::{Cut, Cutting, Grid, Tiles};
 
 /// A vision tower and what joins it to the language model.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,12 +31,25 @@ pub struct Vision {
     pub text_size: usize,
     /// The token that a feature takes the place of.
     pub image_token_id: u32,
+    /// The token whose row of layers' own tables these have.
+    pub table_id: u32,
     /// What becomes of colors.
     pub pixels: Pixels,
     /// What is seen of an image.
     pub cutting: Cutting,
-    /// Whether the tokens of an image see each other both ways in the language model.
-    pub is_seen_both_ways: bool,
+    /// Where the tokens of an image see each other both ways in the language model.
+    pub seen_both_ways: SeenBothWays,
+}
+
+/// In which layers of a language model the tokens of an image see each other both ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeenBothWays {
+    /// In none.
+    Nowhere,
+    /// In all.
+    Everywhere,
+    /// In those with a window.
+    InWindows,
 }
 
 /// A transformer over the patches of an image, each of which sees all.
@@ -111,6 +127,31 @@ pub enum EncoderKind {
         /// Base of the frequencies of rows and columns.
         rope_theta: f64,
     },
+    /// As `SigLIP`, with vectors of places between which those of an image lie, smoothed where it has fewer (`SigLIP 2`, Tschannen et
+    /// al., 2025).
+    Siglip2 {
+        /// Places on a side.
+        side: usize,
+    },
+    /// As Qwen2.5-VL, with vectors of places that are cubic between those (GLM-4.1V).
+    Glm {
+        /// Places on a side.
+        side: usize,
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+        /// Whether queries, keys and values have biases.
+        has_qkv_bias: bool,
+    },
+    /// RMSNorm before and behind gated feed-forward layers and attention, and of its heads; vectors of rows and of columns, which turn
+    /// queries and keys, each a half of a head (Gemma 4).
+    Gemma4 {
+        /// Rows, and columns, that have vectors.
+        num_places: usize,
+        /// Base of the frequencies of rows and columns.
+        rope_theta: f64,
+        /// Whether linear layers keep inputs and outputs within bounds.
+        has_bounds: bool,
+    },
     /// As Qwen3-VL without these vectors, with `x sigmoid(1.702 x)` as its activation (Qwen2-VL).
     Qwen2 {
         /// Base of the frequencies of rows and columns.
@@ -142,12 +183,18 @@ pub enum Projector {
         /// Patches on a side of a token.
         merge_size: usize,
     },
-    /// A norm and two layers over the patches of a token (`InternVL`).
+    /// A norm and two layers over the patches of a token (`InternVL`, LFM2-VL).
     Normed {
         /// Patches on a side of a token.
         merge_size: usize,
+        /// Width between the two layers.
+        inner: usize,
         /// Between the two layers.
         activation: Activation,
+        /// Whether there is a norm at all.
+        has_norm: bool,
+        /// Whether the layers add biases.
+        has_bias: bool,
     },
     /// A norm of each patch, and two layers over the patches of a token (Qwen).
     Joining {
@@ -163,6 +210,22 @@ pub enum Projector {
         /// Added to the mean square in the norm.
         eps: f64,
     },
+    /// The mean of the patches of a token, a bias and a factor for each number, a norm without weights, and a linear layer (Gemma 4).
+    Standardised {
+        /// Patches on a side of a token.
+        merge_size: usize,
+        /// Added to the mean square in the norm.
+        eps: f64,
+        /// Whether files have these biases and factors.
+        has_statistics: bool,
+    },
+    /// Two linear layers over the patches of a token, a norm, and a gated feed-forward layer (GLM-4.1V).
+    Gated {
+        /// Patches on a side of a token.
+        merge_size: usize,
+        /// Width inside the feed-forward layer.
+        inner: usize,
+    },
 }
 
 /// How an image is resized and scaled.
@@ -170,10 +233,8 @@ pub enum Projector {
 pub struct Pixels {
     /// How they are resized.
     pub filter: Filter,
-    /// Of red, green and blue, from 0 to 1.
-    pub mean: [f64; 3],
-    /// Likewise.
-    pub std: [f64; 3],
+    /// Mean and standard deviation of red, green and blue, from 0 to 1, where they are normed.
+    pub norm: Option<[[f64; 3]; 2]>,
 }
 
 /// What a pixel is made of, when an image is resized.
@@ -188,8 +249,8 @@ pub enum Filter {
 }
 
 /// Where files have towers and projectors; most within `model`.
-pub const TOWER_PARTS: [&str; 6] =
-    ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual.", "mlp_AR."];
+pub const TOWER_PARTS: [&str; 7] =
+    ["vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual.", "mlp_AR.", "embed_vision."];
 
 /// A kind of model whose images are read.
 #[derive(Clone, Copy)]
@@ -202,6 +263,9 @@ enum Family {
     Qwen2,
     Gemma3,
     PaddleOcr,
+    Gemma4,
+    Lfm2,
+    Glm,
 }
 
 impl Vision {
@@ -223,6 +287,10 @@ impl Vision {
                 ("internvl", Family::InternVl),
                 ("gemma3", Family::Gemma3),
                 ("paddleocr_vl", Family::PaddleOcr),
+                ("gemma4", Family::Gemma4),
+                ("lfm2_vl", Family::Lfm2),
+                ("glm4v", Family::Glm),
+                ("glm46v", Family::Glm),
                 ("qwen2_vl", Family::Qwen2),
                 ("qwen2_5_vl", Family::Qwen2_5),
                 ("qwen3_vl", Family::Qwen3),
@@ -249,24 +317,34 @@ impl Vision {
             Family::InternVl => 151_667,
             Family::Gemma3 => 262_144,
             Family::PaddleOcr => 100_295,
+            Family::Gemma4 => 258_880,
+            Family::Lfm2 => 396,
+            Family::Glm => 151_343,
             Family::Qwen3 if config.family().delta_heads.is_some() => 248_056,
             Family::Qwen3 | Family::Qwen2_5 | Family::Qwen2 => 151_655,
         };
         let ((encoder, projector), deepstack) = match family {
             Family::Mistral3 => (others::mistral3(json, config), Vec::new()),
             Family::Idefics3 => (others::idefics3(json, cutting), Vec::new()),
-            Family::InternVl => (others::internvl(json, cutting), Vec::new()),
+            Family::InternVl => (others::internvl(json, config.hidden_size, cutting), Vec::new()),
             Family::Gemma3 => (others::gemma3(json, cutting), Vec::new()),
             Family::PaddleOcr => (others::paddleocr(json, cutting), Vec::new()),
+            Family::Gemma4 => (gemma4::tower(json, cutting), Vec::new()),
+            Family::Lfm2 => (lfm2::tower(json, cutting), Vec::new()),
+            Family::Glm => (glm::tower(json, config, cutting), Vec::new()),
             Family::Qwen3 => qwen::qwen3(json, config, cutting),
             Family::Qwen2_5 => (qwen::qwen2_5(json, config, cutting), Vec::new()),
             Family::Qwen2 => (qwen::qwen2(json, config, cutting), Vec::new()),
         };
         let image_token_id = json.count(key, u64::from(default_id), 0..config.vocab_size as u64);
         let image_token_id = u32::try_from(image_token_id).unwrap_or(default_id);
-        let is_seen_both_ways = matches!(family, Family::Gemma3);
+        let (table_id, seen_both_ways) = match family {
+            Family::Gemma3 => (image_token_id, SeenBothWays::Everywhere),
+            Family::Gemma4 => gemma4::in_text(json, config),
+            _ => (image_token_id, SeenBothWays::Nowhere),
+        };
         let text_size = config.hidden_size;
-        Self { encoder, projector, deepstack, text_size, image_token_id, pixels, cutting, is_seen_both_ways }
+        Self { encoder, projector, deepstack, text_size, image_token_id, table_id, pixels, cutting, seen_both_ways }
     }
 
     /// Numbers of a feature: what takes the place of an embedding, and what is added later.
@@ -307,7 +385,9 @@ impl Projector {
             | Self::Linear { merge_size }
             | Self::Normed { merge_size, .. }
             | Self::Joining { merge_size, .. }
-            | Self::Pooling { merge_size, .. } => *merge_size,
+            | Self::Pooling { merge_size, .. }
+            | Self::Standardised { merge_size, .. }
+            | Self::Gated { merge_size, .. } => *merge_size,
         }
     }
 }
@@ -331,7 +411,7 @@ fn of_preprocessor(folder: &Path, family: Family) -> Result<(Pixels, Cutting), P
 fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
     const CLIP: [[f64; 3]; 2] = [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]];
     const HALF: [[f64; 3]; 2] = [[0.5; 3]; 2];
-    for key in ["do_resize", "do_rescale", "do_normalize"] {
+    for key in ["do_resize", "do_rescale"] {
         json.only(key, "true", |value| *value == Value::Boolean(true));
     }
     json.only("do_center_crop", "false", |value| *value == Value::Boolean(false));
@@ -340,18 +420,22 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
     });
     let (filter, [mean, std]) = match family {
         Family::Idefics3 => (Filter::Lanczos, HALF),
-        Family::Gemma3 => (Filter::Bilinear, HALF),
+        Family::Gemma3 | Family::Lfm2 => (Filter::Bilinear, HALF),
         _ => (Filter::Bicubic, CLIP),
     };
     let filter = json.any("resample", filter, "1 (Lanczos), 2 (bilinear) or 3 (bicubic)", |value| {
         let known = [(1.0, Filter::Lanczos), (2.0, Filter::Bilinear), (3.0, Filter::Bicubic)];
         known.into_iter().find(|(number, _)| value.number() == Some(*number)).map(|(_, filter)| filter).ok_or(None)
     });
-    let pixels = Pixels {
-        filter,
-        mean: json.numbers("image_mean", mean, 0.0..=1.0),
-        std: json.numbers("image_std", std, 1e-3..=1.0),
-    };
+    let norm = [json.numbers("image_mean", mean, 0.0..=1.0), json.numbers("image_std", std, 1e-3..=1.0)];
+    let is_normed = json.boolean("do_normalize", !matches!(family, Family::Gemma4));
+    let pixels = Pixels { filter, norm: is_normed.then_some(norm) };
+    match family {
+        Family::Gemma4 => return (pixels, gemma4::cutting(json)),
+        Family::Lfm2 => return (pixels, lfm2::cutting(json)),
+        Family::Glm => return (pixels, glm::cutting(json)),
+        _ => {}
+    }
     if let Family::Gemma3 = family {
         json.only("do_pan_and_scan", "false", |value| matches!(value, Value::Boolean(false) | Value::Null));
         return (pixels, Cutting::Square { side: side_of(json, 224) });

@@ -24,7 +24,7 @@ use lora_train::model::decode::{NextTokens, Sequence, next_logits};
 use lora_train::model::tower::{self, Tower};
 use lora_train::model::weights::{WeightFiles, Weights};
 use lora_train::model::{Model, load};
-use lora_train::spec::{Filter, ModelConfig, Vision};
+use lora_train::spec::{Filter, ModelConfig, SeenBothWays, Vision};
 use lora_train::train::objective::objective;
 use lora_train::train::step::TrainStep;
 use parquet::data_type::{ByteArray, ByteArrayType};
@@ -41,7 +41,7 @@ use crate::preferences::norm;
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
 /// Folders of golden files, and how many tokens a row may have there.
-const FAMILIES: [(&str, usize); 9] = [
+const FAMILIES: [(&str, usize); 12] = [
     (MISTRAL3, 64),
     (SMOLVLM, 256),
     ("images-internvl", 256),
@@ -51,7 +51,13 @@ const FAMILIES: [(&str, usize); 9] = [
     (QWEN2_VL, 96),
     (GEMMA3, 96),
     (PADDLEOCR, 96),
+    (GLM, 96),
+    (LFM2_VL, 256),
+    (GEMMA4, 96),
 ];
+const GLM: &str = "images-glm46v";
+const LFM2_VL: &str = "images-lfm2_vl";
+const GEMMA4: &str = "images-gemma4";
 const PADDLEOCR: &str = "images-paddleocr_vl";
 const QWEN2_VL: &str = "images-qwen2_vl";
 pub(crate) const GEMMA3: &str = "images-gemma3";
@@ -84,7 +90,9 @@ pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
         let values = formula(name, made["bound"].as_f64().unwrap()).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
-            _ if family == SMOLVLM || family.starts_with("images-qwen3") => name.clone(),
+            _ if [SMOLVLM, GLM, LFM2_VL, GEMMA4].contains(&family) || family.starts_with("images-qwen3") => {
+                name.clone()
+            }
             Some(rest) if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) => format!("model.{rest}"),
             None if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) && name == "lm_head.weight" => name.clone(),
             Some(rest) => format!("language_model.model.{rest}"),
@@ -172,6 +180,31 @@ fn images_of_any_size_become_as_many_tokens_as_in_transformers() {
             assert_eq!(features, cut.num_tokens(), "{family}: {width} x {height}");
         }
     }
+}
+
+/// As the first files of PaddleOCR-VL have it.
+#[test]
+fn a_config_with_the_keys_of_the_text_beside_the_others_is_the_same_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |config: &Value| {
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let config = ModelConfig::from_file(&folder.path().join("config.json")).unwrap();
+        (Vision::of_folder(folder.path(), &config).unwrap().unwrap(), config)
+    };
+    let preprocessor = "preprocessor_config.json";
+    fs::copy(golden_folder(PADDLEOCR).join(preprocessor), folder.path().join(preprocessor)).unwrap();
+    let mut config = json_of(PADDLEOCR, "config.json");
+    let (vision, nested) = read(&config);
+    let all = config.as_object_mut().unwrap();
+    let mut text = all.remove("text_config").unwrap();
+    let text = text.as_object_mut().unwrap();
+    text.remove("model_type");
+    let mut rope = text.remove("rope_parameters").unwrap();
+    text.insert("rope_theta".to_owned(), rope.as_object_mut().unwrap().remove("rope_theta").unwrap());
+    text.insert("rope_scaling".to_owned(), rope);
+    all.append(text);
+    all["vision_config"]["model_type"] = json!("paddleocr_vl");
+    assert_eq!(read(&config), (vision, nested));
 }
 
 #[test]
@@ -279,7 +312,7 @@ fn those_of_models_with_three_positions_are_too() {
 }
 
 fn has_three_positions(family: &str) -> bool {
-    family.contains("qwen") || family == PADDLEOCR
+    family.contains("qwen") || [PADDLEOCR, GLM].contains(&family)
 }
 
 fn compare_training(family: (&str, usize)) {
@@ -293,7 +326,8 @@ fn compare_training(family: (&str, usize)) {
     // Images that are seen both ways are passed as a whole.
     let behind_image =
         rows[0][0].1.ids.windows(2).position(|pair| is_of_image(pair[0]) && !is_of_image(pair[1])).unwrap() + 1;
-    let splits = if images.vision().unwrap().is_seen_both_ways { vec![0, behind_image] } else { vec![0, 12, 30] };
+    let is_seen_ahead = images.vision().unwrap().seen_both_ways != SeenBothWays::Nowhere;
+    let splits = if is_seen_ahead { vec![0, behind_image] } else { vec![0, 12, 30] };
     compare_continued(&model, &adapters, (&rows[0][0].1.ids, &splits), &logits);
     compare_with_one_position(&model, &adapters, &rows[..1], &logits);
     compare_shared(&model, &adapters, &rows[0]);
@@ -432,7 +466,7 @@ fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
     (output.status.success(), stderr(&output) + &String::from_utf8_lossy(&output.stdout))
 }
 
-const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 64\n[[data.train]]\npath = \"rows.jsonl\"\n\
+const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 160\n[[data.train]]\npath = \"rows.jsonl\"\n\
                       [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n\
                       [eval.task]\nmetric = \"exact_match\"\nmax_new_tokens = 4\n[device]\nname = \"cpu\"\n";
 
@@ -440,6 +474,13 @@ const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_l
 fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
     train_and_ask((MISTRAL3, "[IMG][IMG][IMG_BREAK]"));
     train_and_ask((QWEN3_VL, "<|vision_start|><|image_pad|><|image_pad|>"));
+}
+
+#[test]
+fn so_are_models_with_tables_of_layers_and_those_that_cut_images_into_tiles() {
+    train_and_ask((GEMMA4, "<|image><|image|><|image|>"));
+    train_and_ask((LFM2_VL, "<|image_start|><|img_row_1_col_1|><image>"));
+    train_and_ask((GLM, "<|begin_of_image|><|image|><|image|>"));
 }
 
 fn train_and_ask((family, tokens): (&str, &str)) {
@@ -478,6 +519,13 @@ fn train_and_ask((family, tokens): (&str, &str)) {
     };
     assert_ne!(answer(&["--image", "a.png"]), answer(&["--image", "c.png"]));
     assert_ne!(answer(&["--image", "a.png", "--image", "c.png"]), answer(&[]));
+    let (is_done, said) = run_in(path, &["merge", "run", "--out", "merged"]);
+    assert!(is_done, "{said}");
+    let (is_done, said) =
+        run_in(path, &["generate", "merged", "What?", "--max-new-tokens", "8", "--quiet", "--image", "a.png"]);
+    assert!(is_done && said == answer(&["--image", "a.png"]), "{said}");
+    let (is_done, said) = run_in(path, &["merge", "run", "--out", "run.gguf"]);
+    assert!(is_done || said.contains("are not written here"), "{said}");
     assert_eq!(kept(), first);
     // As rows of a file in another folder; its texts come in its order.
     fs::create_dir(path.join("asked")).unwrap();

@@ -65,8 +65,10 @@ impl Places {
             EncoderKind::Qwen3 { rope_theta, .. }
             | EncoderKind::Qwen2_5 { rope_theta }
             | EncoderKind::Qwen2 { rope_theta }
+            | EncoderKind::Glm { rope_theta, .. }
+            | EncoderKind::Gemma4 { rope_theta, .. }
             | EncoderKind::PaddleOcr { rope_theta, .. } => self.table(encoder.head_dim(), rope_theta, false),
-            EncoderKind::Siglip { .. } | EncoderKind::InternVit { .. } => return None,
+            EncoderKind::Siglip { .. } | EncoderKind::Siglip2 { .. } | EncoderKind::InternVit { .. } => return None,
         };
         let num_patches = self.order.len();
         let positions = (0..u32::try_from(num_patches).unwrap_or(u32::MAX)).collect();
@@ -95,40 +97,92 @@ impl Places {
     }
 
     /// The vectors of the patches' places, `[patches, width]`, in this order: they lie between those of a square of places, `[side^2,
-    /// width]`, of which the outer ones are in the middle of the image's patches at its corners, or else both cover the same.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        reason = "in f32, as transformers has them"
-    )]
+    /// width]`.
     pub(super) fn between(
         &self,
         of_square: &Tensor<2>,
-        (side, has_equal_corners): (usize, bool),
+        (side, between): (usize, Between),
         device: &Device,
     ) -> Tensor<2> {
-        let place = |index: usize, length: usize| {
-            let place = if has_equal_corners {
-                (index * (side - 1)) as f32 / (length.max(2) - 1) as f32
-            } else {
-                ((index as f32 + 0.5) * (side as f32 / length as f32) - 0.5).clamp(0.0, (side - 1) as f32)
-            };
-            let before = place.floor();
-            let [before, share] = [before, place - before];
-            [(before as usize, 1.0 - share), ((before as usize + 1).min(side - 1), share)]
-        };
-        let corner = |[of_row, of_column]: [usize; 2]| {
+        let of_length = |length: usize| -> Vec<_> { (0..length).map(|at| between.shares(at, length, side)).collect() };
+        let [by_row, by_column] = [self.grid.rows, self.grid.columns].map(of_length);
+        let most = |of: &[Vec<(usize, f32)>]| of.iter().map(Vec::len).max().unwrap_or(0);
+        let share = |of: &[Vec<(usize, f32)>], at: usize, which: usize| of[at].get(which).copied().unwrap_or((0, 0.0));
+        let part = |(of_row, of_column): (usize, usize)| {
             let found = self.order.iter().map(|patch| {
-                let (row, by_row) = place(patch / self.grid.columns, self.grid.rows)[of_row];
-                let (column, by_column) = place(patch % self.grid.columns, self.grid.columns)[of_column];
+                let (row, by_row) = share(&by_row, patch / self.grid.columns, of_row);
+                let (column, by_column) = share(&by_column, patch % self.grid.columns, of_column);
                 (row * side + column, by_row * by_column)
             });
             let (places, shares): (Vec<usize>, Vec<f32>) = found.unzip();
             let shares: Tensor<2> = host::tensor(shares, [self.order.len(), 1], device);
             of_square.clone().select(0, indices(places, device)) * shares
         };
-        corner([0, 0]) + corner([0, 1]) + corner([1, 0]) + corner([1, 1])
+        let mut parts = (0..most(&by_row)).flat_map(|row| (0..most(&by_column)).map(move |column| (row, column)));
+        let first = part(parts.next().unwrap_or((0, 0)));
+        parts.fold(first, |sum, at| sum + part(at))
+    }
+
+    /// The vectors of the patches' columns and rows, `[patches, width]`: each of the first half of `[2 * num_places, width]`, and of the
+    /// second.
+    pub(super) fn of_columns_and_rows(&self, places: &Tensor<2>, num_places: usize) -> Tensor<2> {
+        let of = |place: &dyn Fn(usize) -> usize| {
+            places.clone().select(0, indices(self.order.iter().map(|patch| place(*patch)), &places.device()))
+        };
+        of(&|patch| patch % self.grid.columns) + of(&|patch| num_places + patch / self.grid.columns)
+    }
+}
+
+/// How the places of patches lie between those that have vectors.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Between {
+    /// The outer ones are the outer patches', and what is between is linear.
+    Corners,
+    /// Both cover the same, and what is between is linear.
+    Edges,
+    /// The same, over as many as a patch covers where there are fewer patches.
+    Smoothed,
+    /// Both cover the same, and what is between is cubic (Keys, 1981, with a = -0.75).
+    Cubic,
+}
+
+impl Between {
+    /// Which of `side` places a patch has a share of, and the shares, in one direction, in which there are `length` patches.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        clippy::cast_possible_wrap,
+        reason = "in f32, as transformers has them"
+    )]
+    fn shares(self, index: usize, length: usize, side: usize) -> Vec<(usize, f32)> {
+        let (of_patch, last) = (side as f32 / length as f32, side - 1);
+        let place = match self {
+            Self::Corners => (index * last) as f32 / (length.max(2) - 1) as f32,
+            Self::Edges => ((index as f32 + 0.5) * of_patch - 0.5).clamp(0.0, last as f32),
+            Self::Smoothed | Self::Cubic => (index as f32 + 0.5) * of_patch - 0.5,
+        };
+        let before = place.floor();
+        let share = place - before;
+        match self {
+            Self::Corners | Self::Edges => {
+                vec![(before as usize, 1.0 - share), ((before as usize + 1).min(last), share)]
+            }
+            Self::Smoothed => {
+                let reach = of_patch.max(1.0);
+                let of = |at: usize| (at, (1.0 - (at as f32 - place).abs() / reach).max(0.0));
+                let shares: Vec<_> = (0..side).map(of).filter(|(_, share)| *share > 0.0).collect();
+                let sum: f32 = shares.iter().map(|(_, share)| share).sum();
+                shares.into_iter().map(|(at, share)| (at, share / sum)).collect()
+            }
+            Self::Cubic => {
+                let near = |x: f32| (1.25 * x - 2.25) * x * x + 1.0;
+                let far = |x: f32| ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0;
+                let shares = [far(share + 1.0), near(share), near(1.0 - share), far(2.0 - share)];
+                let at = |which: usize| (before as isize - 1 + which as isize).clamp(0, last as isize) as usize;
+                shares.into_iter().enumerate().map(|(which, share)| (at(which), share)).collect()
+            }
+        }
     }
 }
 

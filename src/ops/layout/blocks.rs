@@ -13,6 +13,8 @@ pub struct Blocks {
     pub(in crate::ops) order: Tensor<1, Int>,
     /// Tokens of each.
     pub(in crate::ops) length: usize,
+    /// Whether they do so only where there is a window.
+    pub(super) are_in_windows: bool,
 }
 
 impl Blocks {
@@ -25,6 +27,12 @@ impl Blocks {
         let places: Vec<usize> = starts.iter().flat_map(|start| *start..start + length).collect();
         let mut order: Vec<usize> = (0..num_tokens).collect();
         places.iter().enumerate().for_each(|(row, place)| order[*place] = num_tokens + row);
-        Self { places: indices(places, device), order: indices(order, device), length }
+        Self { places: indices(places, device), order: indices(order, device), length, are_in_windows: false }
+    }
+
+    /// The same, which see each other so only where there is a window, or everywhere.
+    #[must_use]
+    pub fn in_windows(self, are_in_windows: bool) -> Self {
+        Self { are_in_windows, ..self }
     }
 }

@@ -252,12 +252,14 @@ fn tensors<'a>(
     let mut tensors = Vec::new();
     let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
     for tensor in merging.tensors(on_bytes) {
-        let width: usize = tensor.shape[1..].iter().product();
+        // Numbers without dimensions are of towers, which go into no such file.
+        let Some((num_rows, of_row)) = tensor.shape.split_first() else { continue };
+        let width: usize = of_row.iter().product();
         // What is left of its numbers for the other tensors that it is written as, which follow.
         let rest: Rc<Cell<Option<Numbers>>> = Rc::default();
         let importance = imatrix.and_then(|imatrix| imatrix.of(&merging.config, tensor.name)).map(Rc::new);
-        for (name, num_rows) in tensors_of(&merging.config, tensor.name, tensor.shape[0]) {
-            let shape = stored_shape(&[&[num_rows], &tensor.shape[1..]].concat());
+        for (name, num_rows) in tensors_of(&merging.config, tensor.name, *num_rows) {
+            let shape = stored_shape(&[&[num_rows], of_row].concat());
             let (rest, of, importance) = (rest.clone(), name.clone(), importance.clone());
             let row = shape.last().copied().unwrap_or_default();
             let bytes = move |kind| {

@@ -33,15 +33,15 @@ pub(super) const QWEN3_VL: Family = Family {
     ..QWEN3
 };
 
-/// Inside GLM-4.1V.
+/// Inside GLM-4.1V and GLM-4.6V.
 pub(super) const GLM4V: Family = Family {
     model_type: "glm4v_text",
     architecture: "Glm4vTextModel",
     partial_rotary_factor: Some(1.0),
+    own_ropes: OwnRopes::Axes(RopeAxes { sections: [8, 12, 12], are_interleaved: false }),
     rms_norm_eps: 1e-5,
     head_dim: None,
     max_position_embeddings: 32_768,
-    gguf: Gguf::NONE,
     ..GLM4
 };
 
@@ -49,8 +49,10 @@ pub(super) const GLM_OCR: Family = Family {
     model_type: "glm_ocr_text",
     architecture: "GlmOcrTextModel",
     biases: Biases::None,
+    own_ropes: OwnRopes::None,
     num_key_value_heads: Some(8),
     max_position_embeddings: 131_072,
+    gguf: Gguf::NONE,
     ..GLM4V
 };
 

@@ -23,6 +23,7 @@ pub(in crate::spec) const WRAPPERS: &[Wrapper] = &[
     wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     wrapper("glm4v", "Glm4vForConditionalGeneration", "glm4v_text"),
+    wrapper("glm46v", "Glm46VForConditionalGeneration", "glm4v_text"),
     wrapper("glm_ocr", "GlmOcrForConditionalGeneration", "glm_ocr_text"),
     wrapper("internvl", "InternVLForConditionalGeneration", "qwen2"),
     wrapper("llava", "LlavaForConditionalGeneration", "llama"),

@@ -1,7 +1,7 @@
 //! Rows and columns of tensors that lie in another order in GGUF files than in Hugging Face's.
 
 use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS};
-use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig};
+use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig, Rope, RopePairs};
 
 /// Where the rows of a tensor lie, or its columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,9 @@ pub struct Order {
 enum OrderKind {
     /// Those of the two halves of each head take turns: llama.cpp turns neighbours together, Hugging Face one of each half.
     Halves { head_dim: usize },
+    /// Of the first `width` of each head those that turn together lie in two halves, where Hugging Face has them side by side: llama.cpp
+    /// does so where tokens have three positions.
+    Neighbours { head_dim: usize, width: usize },
     /// Behind the first so many, value heads of `width`: the first one of every key head, then every second one, and so on,
     /// where Hugging Face has those of a key head side by side.
     ValueHeads { first: usize, heads: DeltaHeads, width: usize },
@@ -35,9 +38,14 @@ impl Order {
                 }
             };
         }
-        let is_interleaved = config.family().gguf.interleaved && (name.contains("q_proj") || name.contains("k_proj"));
-        let kind = OrderKind::Halves { head_dim: config.ropes[0].head_dim };
-        is_interleaved.then_some(Self { is_of_columns: false, kind })
+        let Rope { head_dim, width, pairs, axes, .. } = config.ropes[0];
+        let kind = match (axes, pairs) {
+            _ if !(name.contains("q_proj") || name.contains("k_proj")) => return None,
+            (Some(_), RopePairs::Neighbours) => OrderKind::Neighbours { head_dim, width },
+            _ if config.family().gguf.interleaved => OrderKind::Halves { head_dim },
+            _ => return None,
+        };
+        Some(Self { is_of_columns: false, kind })
     }
 
     fn of_value_heads(heads: DeltaHeads, name: &str) -> Option<Self> {
@@ -57,7 +65,7 @@ impl Order {
     #[must_use]
     pub fn run(&self) -> usize {
         match self.kind {
-            OrderKind::Halves { .. } | OrderKind::KeyHeads(_) => 1,
+            OrderKind::Halves { .. } | OrderKind::Neighbours { .. } | OrderKind::KeyHeads(_) => 1,
             OrderKind::ValueHeads { width, .. } => width,
         }
     }
@@ -70,6 +78,11 @@ impl Order {
                 let (head, within) = (index / head_dim, index % head_dim);
                 let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
                 head * head_dim + 2 * pair + half
+            }
+            OrderKind::Neighbours { head_dim, width } => {
+                let (head, within) = (index / head_dim, index % head_dim);
+                let turned = if within < width { within % 2 * (width / 2) + within / 2 } else { within };
+                head * head_dim + turned
             }
             OrderKind::ValueHeads { first, .. } if index < first => index,
             OrderKind::ValueHeads { first, heads, width } => {
@@ -120,6 +133,14 @@ mod tests {
             assert_eq!(Order::of(&config, "model.layers.0.self_attn.k_proj.bias").is_some(), expected);
             assert_eq!(Order::of(&config, "model.layers.0.self_attn.v_proj.weight"), None);
         }
+    }
+
+    #[test]
+    fn neighbours_that_turn_lie_in_halves_where_tokens_have_three_positions() {
+        // `normal_to_neox` of llama.cpp's converter: every second one of those that turn, the others of these, and the rest.
+        let order = Order { is_of_columns: false, kind: OrderKind::Neighbours { head_dim: 6, width: 4 } };
+        let rows: Vec<f32> = (0..12u8).map(f32::from).collect();
+        assert_eq!(order.in_file(&rows, 1), [0., 2., 1., 3., 4., 5., 6., 8., 7., 9., 10., 11.]);
     }
 
     #[test]

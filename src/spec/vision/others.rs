@@ -6,11 +6,11 @@ use crate::spec::json::activation_named;
 use crate::spec::{Activation, ModelConfig};
 
 /// Base of the frequencies of rows and columns.
-pub(super) fn axial_theta(tower: &mut Section) -> f64 {
+pub(super) fn axial_theta(tower: &mut Section, default: f64) -> f64 {
     if tower.has("rope_parameters.rope_theta") {
-        tower.below("rope_parameters", "an object").number("rope_theta", 1e4, 1.0..=1e15)
+        tower.below("rope_parameters", "an object").number("rope_theta", default, 1.0..=1e15)
     } else {
-        tower.number("rope_theta", 1e4, 1.0..=1e15)
+        tower.number("rope_theta", default, 1.0..=1e15)
     }
 }
 
@@ -24,7 +24,7 @@ pub(super) fn mistral3(json: &mut Section, config: &ModelConfig) -> (Encoder, Pr
     };
     let mut tower = json.below("vision_config", "an object");
     tower.only("model_type", "\"pixtral\"", |value| value.text() == Some("pixtral"));
-    let kind = EncoderKind::Pixtral { rope_theta: axial_theta(&mut tower) };
+    let kind = EncoderKind::Pixtral { rope_theta: axial_theta(&mut tower, 1e4) };
     let patch_size = tower.count("patch_size", 16, 1..=256);
     (encoder(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, 1e-5)), projector)
 }
@@ -47,7 +47,7 @@ pub(super) fn idefics3(json: &mut Section, cutting: Cutting) -> (Encoder, Projec
     (encoder, Projector::Linear { merge_size })
 }
 
-pub(super) fn internvl(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
+pub(super) fn internvl(json: &mut Section, text_size: usize, cutting: Cutting) -> (Encoder, Projector) {
     json.only("vision_feature_layer", "-1, the last layer", |value| value.number() == Some(-1.0));
     json.only("vision_feature_select_strategy", "\"default\"", |value| value.text() == Some("default"));
     json.only("downsample_ratio", "0.5", |value| value.number() == Some(0.5));
@@ -75,7 +75,7 @@ pub(super) fn internvl(json: &mut Section, cutting: Cutting) -> (Encoder, Projec
         has_last_norm: !tower.boolean("use_mean_pooling", true),
     };
     let encoder = encoder(&mut tower, kind, [1024, 4096, 24, 16], patch_size, (Activation::Gelu, eps));
-    (encoder, Projector::Normed { merge_size, activation })
+    (encoder, Projector::Normed { merge_size, inner: text_size, activation, has_norm: true, has_bias: true })
 }
 
 pub(super) fn gemma3(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
@@ -101,11 +101,11 @@ pub(super) fn paddleocr(json: &mut Section, cutting: Cutting) -> (Encoder, Proje
     let image_size: usize = tower.count("image_size", 384, 1..=1 << 16);
     let patch_size: usize = tower.count("patch_size", 14, 1..=256);
     let merge_size = tower.count("spatial_merge_size", 2, 1..=16);
-    if !matches!(cutting, Cutting::Page { side, .. } if side == patch_size * merge_size) {
+    if cutting.token_side() != Some(patch_size * merge_size) {
         let of = "and `spatial_merge_size` are others than `patch_size` and `merge_size` in the file that says how images are resized";
         tower.problem("patch_size", of);
     }
-    let kind = EncoderKind::PaddleOcr { side: image_size / patch_size, rope_theta: axial_theta(&mut tower) };
+    let kind = EncoderKind::PaddleOcr { side: image_size / patch_size, rope_theta: axial_theta(&mut tower, 1e4) };
     let found = encoder(&mut tower, kind, [1152, 4304, 27, 16], patch_size, (Activation::GeluTanh, eps));
     (found, Projector::Joining { merge_size, eps: 1e-5 })
 }
@@ -117,7 +117,7 @@ pub(super) fn paddleocr(json: &mut Section, cutting: Cutting) -> (Encoder, Proje
     clippy::cast_sign_loss,
     reason = "within bounds"
 )]
-fn square(json: &mut Section, key: &'static str, default: usize) -> usize {
+pub(super) fn square(json: &mut Section, key: &'static str, default: usize) -> usize {
     if !matches!(json.value(key), Some(Value::Array(_))) {
         return json.count(key, default, 1..=1 << 16);
     }
@@ -128,7 +128,7 @@ fn square(json: &mut Section, key: &'static str, default: usize) -> usize {
     height as usize
 }
 
-fn encoder(
+pub(super) fn encoder(
     json: &mut Section,
     kind: EncoderKind,
     defaults: [usize; 4],
@@ -140,7 +140,9 @@ fn encoder(
     let hidden_size: usize = json.count("hidden_size", hidden, 4..=1 << 16);
     let num_heads: usize = json.count("num_attention_heads", heads, 1..=1 << 10);
     // Where places turn queries, rows and columns have half of each head, in pairs.
-    let parts = if matches!(kind, EncoderKind::Pixtral { .. } | EncoderKind::PaddleOcr { .. }) { 4 } else { 1 };
+    let turns =
+        matches!(kind, EncoderKind::Pixtral { .. } | EncoderKind::PaddleOcr { .. } | EncoderKind::Gemma4 { .. });
+    let parts = if turns { 4 } else { 1 };
     if !hidden_size.is_multiple_of(parts * num_heads) {
         json.problem("hidden_size", "is no such multiple of `num_attention_heads` as the attention needs");
     }

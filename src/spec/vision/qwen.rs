@@ -18,9 +18,9 @@ pub(super) fn qwen3(json: &mut Section, config: &ModelConfig, cutting: Cutting) 
     if side * side != num_places {
         tower.problem("num_position_embeddings", format!("= {num_places} are not the places of a square"));
     }
-    let kind = EncoderKind::Qwen3 { side, rope_theta: axial_theta(&mut tower) };
+    let kind = EncoderKind::Qwen3 { side, rope_theta: axial_theta(&mut tower, 1e4) };
     let activation = activation_named(&mut tower, "hidden_act", Activation::GeluTanh);
-    let found = encoder(&mut tower, kind, "hidden_size", [27, 1152, 4304, 16], activation);
+    let found = encoder(&mut tower, kind, "hidden_size", [27, 1152, 4304, 16, 16], activation);
     let indexes = has_deepstack.then(|| layers(&mut tower, "deepstack_visual_indexes", &[8, 16, 24], found.num_layers));
     let deepstack = indexes.unwrap_or_default();
     (joined(&mut tower, found, "out_hidden_size", config, cutting), deepstack)
@@ -29,9 +29,9 @@ pub(super) fn qwen3(json: &mut Section, config: &ModelConfig, cutting: Cutting) 
 /// Encoder and projector.
 pub(super) fn qwen2_5(json: &mut Section, config: &ModelConfig, cutting: Cutting) -> (Encoder, Projector) {
     let mut tower = json.below("vision_config", "an object");
-    let kind = EncoderKind::Qwen2_5 { rope_theta: axial_theta(&mut tower) };
+    let kind = EncoderKind::Qwen2_5 { rope_theta: axial_theta(&mut tower, 1e4) };
     let activation = activation_named(&mut tower, "hidden_act", Activation::Silu);
-    let found = encoder(&mut tower, kind, "hidden_size", [32, 3584, 3420, 14], activation);
+    let found = encoder(&mut tower, kind, "hidden_size", [32, 3584, 3420, 14, 16], activation);
     let except = layers(&mut tower, "fullatt_block_indexes", &[7, 15, 23, 31], found.num_layers);
     let token = found.patch_size * tower.count("spatial_merge_size", 2, 1..=16);
     let window: usize = tower.count("window_size", 112, 1..=1 << 16);
@@ -46,21 +46,21 @@ pub(super) fn qwen2_5(json: &mut Section, config: &ModelConfig, cutting: Cutting
 /// Encoder and projector. Its `hidden_size` is the width of the language model.
 pub(super) fn qwen2(json: &mut Section, config: &ModelConfig, cutting: Cutting) -> (Encoder, Projector) {
     let mut tower = json.below("vision_config", "an object");
-    let kind = EncoderKind::Qwen2 { rope_theta: axial_theta(&mut tower) };
+    let kind = EncoderKind::Qwen2 { rope_theta: axial_theta(&mut tower, 1e4) };
     tower.only("hidden_act", "\"quick_gelu\"", |value| value.text() == Some("quick_gelu"));
     let hidden_size: usize = tower.count("embed_dim", 1280, 4..=1 << 16);
     let intermediate_size = hidden_size * tower.count("mlp_ratio", 4, 1..=64);
     // Its activation follows from its kind.
-    let found = encoder(&mut tower, kind, "embed_dim", [32, 1280, intermediate_size, 14], Activation::Gelu);
+    let found = encoder(&mut tower, kind, "embed_dim", [32, 1280, intermediate_size, 14, 16], Activation::Gelu);
     joined(&mut tower, found, "hidden_size", config, cutting)
 }
 
-/// Defaults: layers, width, that inside feed-forward layers, and pixels on a side of a patch.
-fn encoder(
+/// Defaults: layers, width, that inside feed-forward layers, pixels on a side of a patch, and heads.
+pub(super) fn encoder(
     tower: &mut Section,
     kind: EncoderKind,
     width: &'static str,
-    [layers, hidden, intermediate, patch_size]: [usize; 4],
+    [layers, hidden, intermediate, patch_size, heads]: [usize; 5],
     activation: Activation,
 ) -> Encoder {
     for key in ["in_channels", "in_chans"] {
@@ -68,7 +68,7 @@ fn encoder(
     }
     tower.only("temporal_patch_size", "2", |value| value.number() == Some(2.0));
     let hidden_size: usize = tower.count(width, hidden, 4..=1 << 16);
-    let num_heads: usize = tower.count("num_heads", 16, 1..=1 << 10);
+    let num_heads: usize = tower.count("num_heads", heads, 1..=1 << 10);
     // Rows and columns turn half of each head, in pairs.
     if !hidden_size.is_multiple_of(4 * num_heads) {
         tower.problem(width, "is no multiple of 4 times `num_heads`");
@@ -87,7 +87,7 @@ fn encoder(
 }
 
 /// `text_width`: the key of the width of the language model.
-fn joined(
+pub(super) fn joined(
     tower: &mut Section,
     encoder: Encoder,
     text_width: &'static str,
@@ -95,7 +95,7 @@ fn joined(
     cutting: Cutting,
 ) -> (Encoder, Projector) {
     let merge_size = tower.count("spatial_merge_size", 2, 1..=16);
-    if !matches!(cutting, Cutting::Area { side, .. } if side == encoder.patch_size * merge_size) {
+    if cutting.token_side() != Some(encoder.patch_size * merge_size) {
         let of = "and `spatial_merge_size` are others than `patch_size` and `merge_size` in the file that says how images are resized";
         tower.problem("patch_size", of);
     }

@@ -98,3 +98,72 @@ fn images_are_stretched_to_the_canvas_of_internvl() {
     let text = seen([100, 100], Some(1)).text(canvas);
     assert!(text.starts_with("<img><IMG_CONTEXT>") && text.ends_with("</img>"));
 }
+
+#[test]
+fn images_fill_the_tokens_of_gemma_4_and_two_frames_of_glm() {
+    let (budget, frames) = (
+        Cutting::Budget { side: 48, most: 280 },
+        Cutting::Frames { side: 28, least: 112 * 112, most: 28 * 28 * 2 * 6144 },
+    );
+    // Sizes and rows by columns of `get_aspect_ratio_preserving_size` and of `smart_resize`.
+    for (size, of_budget, of_frames) in [
+        ([1280, 960], [14, 19], [34, 46]),
+        ([1, 1], [16, 16], [3, 3]),
+        ([4000, 3000], [14, 19], [67, 90]),
+        ([9000, 50], [1, 224], [2, 321]),
+        ([300, 208], [13, 20], [7, 11]),
+        ([16, 48], [28, 9], [5, 2]),
+        ([951, 951], [16, 16], [34, 34]),
+    ] {
+        for (cutting, side, expected) in [(budget, 48, of_budget), (frames, 28, of_frames)] {
+            let Cut { tokens: Grid { rows, columns }, sizes, .. } = cutting.cut(size, None, side).unwrap();
+            assert_eq!([rows, columns], expected, "{size:?}");
+            assert_eq!(sizes, [[side * columns, side * rows]]);
+        }
+    }
+    let text = budget.cut([1280, 960], Some(48 * 48), 48).unwrap().text(budget);
+    assert_eq!(text, "<|image><|image|><image|>");
+    assert!(budget.cut([9000, 50], Some(48 * 48), 48).unwrap().num_tokens() == 1);
+    assert!(frames.cut([9000, 44], None, 28).unwrap_err().contains("200 times"));
+    assert_eq!(frames.cut([280, 280], Some(56 * 56), 28).unwrap().text(frames), "<|image|>".repeat(4));
+}
+
+#[test]
+fn large_images_are_cut_into_the_tiles_of_lfm2() {
+    let tiles = Tiles {
+        token: 32,
+        tokens: [64, 256],
+        most_pixels: 2 * 256 * 32 * 32,
+        side: 512,
+        number: Some([2, 10]),
+        has_whole: true,
+    };
+    let seen = |tiles: Tiles, size, most| Cutting::Tiles(tiles).cut(size, most, 32);
+    // Sizes, rows by columns of tiles and of the whole.
+    for (size, of_tiles, of_whole) in [
+        ([1280, 960], Some([2, 3]), [13, 18]),
+        ([1, 1], None, [8, 8]),
+        ([4000, 3000], Some([2, 3]), [13, 18]),
+        ([9000, 50], Some([1, 10]), [1, 214]),
+        ([300, 208], None, [7, 10]),
+        ([16, 48], None, [14, 5]),
+        ([951, 951], Some([2, 2]), [16, 16]),
+    ] {
+        let cut = seen(tiles, size, None).unwrap();
+        assert_eq!(cut.squares.map(|Grid { rows, columns }| [rows, columns]), of_tiles, "{size:?}");
+        let (_, Grid { rows, columns }) = cut.behind.unwrap_or((cut.sizes[0], cut.tokens));
+        assert_eq!([rows, columns], of_whole, "{size:?}");
+        let num_tokens = of_tiles.map_or(0, |[rows, columns]| 256 * rows * columns) + of_whole[0] * of_whole[1];
+        assert_eq!(cut.num_tokens(), num_tokens, "{size:?}");
+    }
+    assert!(seen(tiles, [9000, 30], None).unwrap_err().contains("too thin"));
+    let fewer = seen(tiles, [1280, 960], Some(2 * 512 * 512)).unwrap();
+    assert_eq!((fewer.squares.map(Grid::count), fewer.num_pieces()), (Some(2), 3));
+    let least = seen(tiles, [1280, 960], Some(4 * 32 * 32)).unwrap();
+    assert_eq!((least.squares, least.num_tokens()), (None, 2));
+    assert_eq!(least.text(Cutting::Tiles(tiles)), "<|image_start|><image><image><|image_end|>");
+    let without = Tiles { token: 512, has_whole: false, ..tiles };
+    let text = seen(without, [1024, 1024], None).unwrap().text(Cutting::Tiles(without));
+    assert_eq!(text.matches("<|img_row_2_col_1|><image>").count(), 1);
+    assert!(!text.contains("thumbnail") && text.ends_with("<image><|image_end|>"));
+}

@@ -1,4 +1,4 @@
-//! Stretches of tokens that see each other both ways (images of Gemma 3): what they see of those behind them.
+//! Stretches of tokens that see each other both ways (images of Gemma 3 and 4): what they see of those behind them.
 //!
 //! Attention to the tokens before is computed as ever. With the log-sum-exp of both parts, that is one attention; what the backward of
 //! the part before needs of its result is right for it, too.
@@ -134,7 +134,7 @@ mod tests {
         let positions = [0..4, 0..7, 0..9, 0..2].into_iter().flatten().collect();
         let tables = Arc::new([RotaryTable::new(vec![1.0; 44], vec![0.0; 44], 4)]);
         let layout = Layout::new(2, vec![(0, 4), (4, 7), (11, 9)], positions, tables);
-        layout.with_blocks(Some(Blocks::new(&[5, 13], 5, 22, device)))
+        layout.with_blocks(vec![Blocks::new(&[5], 5, 22, device), Blocks::new(&[13], 4, 22, device)])
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
 
             // Head by head with every score.
             let values = [&q, &k, &v].map(|x| x.clone().into_data().try_to_vec::<f32>().unwrap());
-            let (documents, block) = ([0..4, 4..11, 11..20], [5..10, 13..18]);
+            let (documents, block) = ([0..4, 4..11, 11..20], [5..10, 13..17]);
             let is_seen = |query: usize, key: usize| {
                 let is_one = documents.iter().any(|document| document.contains(&query) && document.contains(&key));
                 let is_block = block.iter().any(|block| block.contains(&query) && block.contains(&key));
