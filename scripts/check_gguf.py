@@ -96,6 +96,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "cohere": {"attention_bias": False}, "cohere2": {}, "stablelm": {}, "stablelm-beside": {}, "starcoder2": {"sliding_window": None},
           "hunyuan_v1_dense": {}, "hunyuan_v1_moe": {},
           # llama.cpp has no bounds of strengths, and no feed-forward layers among mixtures.
+          "jais2": {}, "olmo3": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
           "gpt_neox": {}, "granitemoehybrid": {}, "falcon_h1": {},
           "granitemoehybrid-mamba": {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, "granitemoehybrid-experts": {"time_step_limit": [0.0, {"__float__": "Infinity"}]},
           "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "moe"]}, "nemotron_h-latent": {},

@@ -335,6 +335,8 @@ pub enum ExpertForm {
     Joined,
     /// The same where rows of gate and up take turns (gpt-oss).
     InTurn,
+    /// One for up of all experts, which have no gate, and one for down (Nemotron 3).
+    Ungated,
 }
 
 /// Routers of mixtures beyond the softmax, and what stands beside their experts.

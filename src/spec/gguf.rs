@@ -243,7 +243,15 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
     // Llama's is also that of Mixtral.
     let gate = file.integer(&key(EXPERT_GATE))?;
+    // OLMo 3 is OLMo 2 with windows there.
+    let has_windows = file.integer(&key("attention.sliding_window")).ok().flatten().is_some();
+    let has_both =
+        [true, false].map(|has| families(architecture).any(|it| (it.gguf.windows != GgufWindows::Never) == has));
     let is_like = |family: &&Family| {
+        let of_windows = (family.gguf.windows != GgufWindows::Never) == has_windows;
+        if has_both == [true, true] && !of_windows {
+            return false;
+        }
         let router = family.experts.and_then(|experts| experts.router);
         family.experts.is_some() == has_experts
             && gate.zip(router).is_none_or(|(gate, router)| (gate == 2) == router.sigmoid.is_some())

@@ -97,7 +97,7 @@ pub(super) const NEMOTRON_H: Family = Family {
             first: None,
             ..DEEPSEEK
         }),
-        form: ExpertForm::Joined,
+        form: ExpertForm::Ungated,
         ..QWEN2_EXPERTS
     }),
     rms_norm_eps: 1e-5,
