@@ -235,13 +235,13 @@ fn of_tensors(file: &GgufFile, family: &Family, json: &mut Map<String, serde_jso
     Ok(())
 }
 
-/// The `config.json` of a file.
-fn config_json(file: &GgufFile) -> Result<String, Problem> {
-    let architecture = file.text("general.architecture").unwrap_or("unnamed");
-    let family = families(architecture).next().ok_or_else(|| unknown_architecture(file, architecture))?;
-    let key = |name: &str| format!("{architecture}.{name}");
-    let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
-    // Llama's is also that of Mixtral.
+/// The family of an architecture that is like a file: Llama's is also that of Mixtral.
+fn of_like(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    has_experts: bool,
+) -> Result<Option<&'static Family>, Problem> {
+    let architecture = file.text("general.architecture").unwrap_or_default();
     let gate = file.integer(&key(EXPERT_GATE))?;
     // OLMo 3 is OLMo 2 with windows there.
     let has_windows = file.integer(&key("attention.sliding_window")).ok().flatten().is_some();
@@ -256,7 +256,16 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         family.experts.is_some() == has_experts
             && gate.zip(router).is_none_or(|(gate, router)| (gate == 2) == router.sigmoid.is_some())
     };
-    let family = families(architecture).find(is_like).unwrap_or(family);
+    Ok(families(architecture).find(is_like))
+}
+
+/// The `config.json` of a file.
+fn config_json(file: &GgufFile) -> Result<String, Problem> {
+    let architecture = file.text("general.architecture").unwrap_or("unnamed");
+    let family = families(architecture).next().ok_or_else(|| unknown_architecture(file, architecture))?;
+    let key = |name: &str| format!("{architecture}.{name}");
+    let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
+    let family = of_like(file, &key, has_experts)?.unwrap_or(family);
     let is_latent = matches!(family.attention_extra, AttentionExtra::Latent(_));
     let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];
     let mut json = Map::from_iter([("model_type".to_owned(), json!(family.model_type))]);

@@ -105,6 +105,42 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
         let window = attention.and_then(|attention| attention.heads.window);
         keys.push(("attention.sliding_window", count(window.unwrap_or(0))));
     }
+    keys.extend(scaling(config));
+    if let Some(RopeAxes { sections: [first, rows, columns], .. }) = rope.axes {
+        let sections = [first, rows, columns, 0].map(|pairs| i32::try_from(pairs).unwrap_or(i32::MAX));
+        keys.push((gguf::ROPE_SECTIONS, list(List::I32(sections.into()))));
+    }
+    if config.num_deepstack_layers > 0 {
+        keys.push(("n_deepstack_layers", count(config.num_deepstack_layers)));
+    }
+    if is_one_each {
+        // It has one norm under two names.
+        keys.push((gguf::norm_key(NormKind::Layer), Value::F32(config.rms_norm_eps as f32)));
+    }
+    if let Arrangement::BesideIf(key) | Arrangement::NormedApartIf(key) = family.arrangement {
+        keys.push((key, Value::Bool(config.blocks[0].sublayers[1].is_beside)));
+    }
+    keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
+    keys.extend(delta_nets(config)?);
+    keys.extend(state_spaces(config)?);
+    keys.extend(latent::keys(config)?);
+    keys.extend(experts(config)?);
+    keys.extend(windows_and_caps(config)?);
+    keys.extend(gemma4::keys(config)?);
+    keys.extend(multipliers(config));
+    check_ropes(config)?;
+    check_implied(config)?;
+    let architecture = architecture(config)?;
+    let named = keys.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value));
+    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.code()))]).collect())
+}
+
+/// How rotary frequencies are scaled.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
+fn scaling(config: &ModelConfig) -> Vec<(&'static str, Value)> {
+    let (family, rope) = (config.family(), &config.ropes[0]);
+    let count = |value: usize| Value::U32(value as u32);
+    let mut keys = Vec::new();
     if let Some(RopeScaling::Linear { factor }) = &rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(*factor as f32))]);
     }
@@ -133,33 +169,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
         keys.push(("rope.scaling.original_context_length", count(*original)));
         keys.push(("rope.scaling.attn_factor", Value::F32(*attention_factor as f32)));
     }
-    if let Some(RopeAxes { sections: [first, rows, columns], .. }) = rope.axes {
-        let sections = [first, rows, columns, 0].map(|pairs| i32::try_from(pairs).unwrap_or(i32::MAX));
-        keys.push((gguf::ROPE_SECTIONS, list(List::I32(sections.into()))));
-    }
-    if config.num_deepstack_layers > 0 {
-        keys.push(("n_deepstack_layers", count(config.num_deepstack_layers)));
-    }
-    if is_one_each {
-        // It has one norm under two names.
-        keys.push((gguf::norm_key(NormKind::Layer), Value::F32(config.rms_norm_eps as f32)));
-    }
-    if let Arrangement::BesideIf(key) | Arrangement::NormedApartIf(key) = family.arrangement {
-        keys.push((key, Value::Bool(config.blocks[0].sublayers[1].is_beside)));
-    }
-    keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
-    keys.extend(delta_nets(config)?);
-    keys.extend(state_spaces(config)?);
-    keys.extend(latent::keys(config)?);
-    keys.extend(experts(config)?);
-    keys.extend(windows_and_caps(config)?);
-    keys.extend(gemma4::keys(config)?);
-    keys.extend(multipliers(config));
-    check_ropes(config)?;
-    check_implied(config)?;
-    let architecture = architecture(config)?;
-    let named = keys.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value));
-    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.code()))]).collect())
+    keys
 }
 
 /// What goes without saying there.
