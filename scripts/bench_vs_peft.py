@@ -10,6 +10,7 @@ length, LoRA on every linear layer, AdamW, clipping at 1. Reported are medians o
 
   step          median step after the warm-up, in seconds, and tokens per second from it
   first step    time from process start to the end of the first step, in seconds
+  CPU s         processors' time of the whole process, from its start, which other work on the machine does not lengthen
   memory        the process's peak resident memory, read from outside (VmHWM), in the same way for both sides
 
 and the ratios to PEFT in f32. Prints a table and writes JSON with hardware, versions and command line to --out.
@@ -28,11 +29,21 @@ import tempfile
 import benchlib
 
 SIDES = ("ours-f32", "peft-f32", "ours-bf16", "peft-bf16", "ours-nf4", "peft-nf4")
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ROWS = {
     "stories15M-4x256": {"model": "stories15M", "rows": 4, "length": 256, "r": 8, "checkpointing": False},
     "smollm2-2x512": {"model": "smollm2-135m", "rows": 2, "length": 512, "r": 16, "checkpointing": False},
     "smollm2-1x4096": {"model": "smollm2-135m", "rows": 1, "length": 4096, "r": 16, "checkpointing": True},
+    "mixture-2x512": {"model": "random-mixture", "rows": 2, "length": 512, "r": 4, "checkpointing": False, "targets": {"target_modules": ATTENTION}},
+    # PEFT has gate and up in one, which holds the adapters of both with twice the rank.
+    "experts-2x512": {"model": "random-mixture", "rows": 2, "length": 512, "r": 4, "checkpointing": False, "expert_rank": 4, "targets": {
+        "target_modules": ATTENTION, "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        "rank_pattern": {"experts.gate_up_proj": 8}, "alpha_pattern": {"experts.gate_up_proj": 16}}},
 }
+# A Qwen3-MoE of 227 million random parameters, made where it is not among the models.
+MIXTURE = {"num_hidden_layers": 4, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "num_experts": 32,
+           "num_experts_per_tok": 4, "moe_intermediate_size": 384, "intermediate_size": 1024, "vocab_size": 32000, "max_position_embeddings": 2048,
+           "norm_topk_prob": True}
 
 
 def peft_side(task: dict) -> None:
@@ -49,6 +60,19 @@ def peft_side(task: dict) -> None:
     benchlib.peft_steps(AutoModelForCausalLM.from_pretrained(task["model"], **options), task)
 
 
+def make_mixture(folder: pathlib.Path, tokenizer: pathlib.Path) -> None:
+    """That of `MIXTURE`, with the tokenizer of another model."""
+    import shutil
+
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(1)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**MIXTURE)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, folder)
+
+
 def run_side(side: str, row: dict, args, work: pathlib.Path) -> dict:
     """One measurement."""
     program, dtype = side.split("-")
@@ -60,6 +84,7 @@ def run_side(side: str, row: dict, args, work: pathlib.Path) -> dict:
     recipe = work / f"{side}.toml"
     recipe.write_text(benchlib.recipe(task, work / "run"))
     settings = args.set + ["model.quantization=nf4"] * is_quantised
+    settings += [f"lora.expert_rank={row['expert_rank']}"] if "expert_rank" in row else []
     return benchlib.measure(benchlib.bench_command(args.binary, recipe, settings, row.get("warmup", benchlib.NUM_WARMUP_STEPS)))
 
 
@@ -77,8 +102,8 @@ def table(found: dict[str, dict[str, list[dict]]]) -> tuple[str, list[dict]]:
             figures.append(entry)
             ratios = [f"{entry[k]:.2f}x" if k in entry else "" for k in ("speed_ratio", "memory_ratio")]
             lines.append((row, side, f"{m['step_seconds']:.3f}", f"{m['tokens_per_second']:,.0f}", f"{m['peak_memory_bytes'] / 2**20:,.0f}",
-                          f"{m['first_step_seconds']:.2f}", *ratios))
-    return benchlib.table(("row", "side", "step s", "tokens/s", "memory MiB", "first step s", "speed", "memory"), lines), figures
+                          f"{m['first_step_seconds']:.2f}", f"{m['cpu_seconds']:.0f}", *ratios))
+    return benchlib.table(("row", "side", "step s", "tokens/s", "memory MiB", "first step s", "CPU s", "speed", "memory"), lines), figures
 
 
 def main() -> None:
@@ -95,6 +120,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.peft_side:
         return peft_side(args.peft_side)
+    mixture = args.models / "random-mixture"
+    if any(ROWS[row]["model"] == mixture.name for row in args.rows) and not mixture.exists():
+        make_mixture(mixture, args.models / "stories15M")
     with tempfile.TemporaryDirectory() as work:
         run = lambda _, row, side: run_side(side, ROWS[row], args, pathlib.Path(work))
         try:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import shlex
 import statistics
 import subprocess
@@ -95,6 +96,7 @@ def measure(command: list[str], gpu: GpuMemory | None = None, log: TextIO | None
     """The last line of a process's stdout, or of the file `written`, as JSON, and its peak memory: resident (VmHWM) and, with `gpu`, the GPU's used
     memory above what was in use before. `log` gets its stderr as it is written."""
     before = gpu.used_bytes() if gpu else 0
+    cpu_before = cpu_seconds()
     peak_gpu, done = before, threading.Event()
 
     def watch() -> None:
@@ -125,9 +127,16 @@ def measure(command: list[str], gpu: GpuMemory | None = None, log: TextIO | None
     figures = json.loads(lines[-1])
     found = {key: figures[key] for key in FIGURES if figures.get(key) is not None}
     found["peak_memory_bytes"] = peak_kib * 1024
+    found["cpu_seconds"] = cpu_seconds() - cpu_before
     if gpu:
         found["peak_gpu_memory_bytes"] = peak_gpu - before
     return {**figures, **found}
+
+
+def cpu_seconds() -> float:
+    """Of all processors, for the processes of this one that ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def peft_steps(base, task: dict, device: str = "cpu", used_bytes: Callable[[], int] | None = None) -> None:
@@ -141,7 +150,8 @@ def peft_steps(base, task: dict, device: str = "cpu", used_bytes: Callable[[], i
     if task["checkpointing"]:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         base.enable_input_require_grads()
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=task["r"], lora_alpha=2 * task["r"], target_modules="all-linear"))
+    targets = task.get("targets", {"target_modules": "all-linear"})
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=task["r"], lora_alpha=2 * task["r"], **targets))
     model.train()
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0)

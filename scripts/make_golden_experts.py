@@ -27,6 +27,13 @@ ROOTED = ("granitemoe",)  # with `use_rslora`
 WITHOUT_CURVE = ("granitemoe", "lfm2_moe", "qwen3_5_moe", "qwen3_vl_moe")
 
 
+def parts_of(name: str) -> tuple[str, ...]:
+    """What a parameter has of each expert; none: it is no such parameter."""
+    if not name.endswith(("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")):
+        return ()
+    return ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else (name.rpartition(".")[2],)
+
+
 class WithExperts(torch.nn.Module):
     """The model with an adapter on every linear layer, experts too."""
 
@@ -40,12 +47,10 @@ class WithExperts(torch.nn.Module):
         self.named, self.linears = {}, []
         for name, weight in self.base.named_parameters():
             out_first = weight.shape[1:][::-1] if self.in_turn else weight.shape[1:]
-            if name.endswith("experts.gate_up_proj"):
-                [self.add(name, part, (out_first[0] // 2, out_first[1]), len(weight), b_bound) for part in ("gate_proj", "up_proj")]
-            elif name.endswith("experts.down_proj"):
-                self.add(name, "down_proj", out_first, len(weight), b_bound)
+            if parts := parts_of(name):
+                [self.add(name, part, (out_first[0] // len(parts), out_first[1]), len(weight), b_bound) for part in parts]
             elif isinstance(self.base.get_submodule(name.rpartition(".")[0]), torch.nn.Linear) and name.endswith("weight") \
-                    and not re.search("lm_head|visual|router", name):
+                    and not re.search("lm_head|visual|router|mixer.out_proj", name):
                 self.linears.append(name)
                 self.pair(name.removesuffix(".weight"), 1, R, weight.shape, b_bound)
 
@@ -70,15 +75,13 @@ class WithExperts(torch.nn.Module):
 
     def updates(self, name: str, count: int) -> torch.Tensor:
         """What is added to the experts' matrices, [experts, out_features, in_features], of a tensor."""
-        if name.endswith("down_proj"):
-            return self.update(self.module(name, "down_proj"), count)
-        both = [self.update(self.module(name, part), count) for part in ("gate_proj", "up_proj")]
-        return torch.stack(both, 2).flatten(1, 2) if self.in_turn else torch.cat(both, 1)
+        both = [self.update(self.module(name, part), count) for part in parts_of(name)]
+        return torch.stack(both, 2).flatten(1, 2) if self.in_turn and len(both) > 1 else torch.cat(both, 1)
 
     def forward(self, **inputs):
         weights = {}
         for name, weight in self.base.named_parameters():
-            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            if parts_of(name):
                 update = self.updates(name, len(weight))
                 weights[name] = weight + (update.transpose(1, 2) if self.in_turn else update)
             elif name in self.linears:
@@ -87,15 +90,15 @@ class WithExperts(torch.nn.Module):
 
     def compare_with_peft(self, folder: pathlib.Path, batch) -> None:
         """PEFT's logits with the same numbers, and its gradients of those that are here, where it takes one adapter for gate and up."""
-        names = [name for name, _ in self.base.named_parameters() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+        names = [name for name, _ in self.base.named_parameters() if parts_of(name)]
         lora = LoraConfig(task_type="CAUSAL_LM", r=EXPERT_RANK, lora_alpha=self.scale * EXPERT_RANK, target_parameters=names, target_modules=[],
                           rank_pattern={"experts.gate_up_proj": 2 * EXPERT_RANK}, alpha_pattern={"experts.gate_up_proj": self.scale * 2 * EXPERT_RANK})
         model = get_peft_model(golden.open_model(folder), lora)
         peft = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
         places = []
         for name in names:
-            count, parts = len(self.base.get_parameter(name)), ("down_proj",) if name.endswith("down_proj") else ("gate_proj", "up_proj")
-            at = f"base_model.model.{name.rpartition('.')[0]}{'.base_layer' * (len(parts) > 1)}"
+            count, parts = len(self.base.get_parameter(name)), parts_of(name)
+            at = f"base_model.model.{name.rpartition('.')[0]}{'.base_layer' * (not name.endswith('down_proj'))}"
             for i, part in enumerate(parts):
                 ours = f"base_model.model.{self.module(name, part)}"
                 rows = slice(i * EXPERT_RANK, (i + 1) * EXPERT_RANK)

@@ -11,7 +11,7 @@ use super::kind::AdapterKind;
 use super::matrices::Matrices;
 use super::trained::{FullTensor, OTHER_EMBEDDING, TensorId};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules, meant_layer};
-use crate::spec::{Block, LINEAR_NAMES, ModelConfig, PerSite, Projections, Role, Site, SiteId, in_layer, short_name};
+use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Names or patterns of one key that are more than any model has modules.
@@ -23,7 +23,12 @@ pub(crate) const FIRST_EXPERT: &str = ".experts.0.";
 /// What PEFT calls the parameter in which this layer of the first expert is for all experts, in its `target_parameters`.
 pub(crate) fn expert_parameter(module: &str) -> Option<String> {
     let (experts, name) = module.split_once(FIRST_EXPERT)?;
-    let parameter = if matches!(name, "down_proj" | "w2") { "down_proj" } else { "gate_up_proj" };
+    let parameter = match name {
+        "down_proj" | "w2" => "down_proj",
+        // Experts without a gate.
+        "up_proj" if experts.ends_with(".mixer") => "up_proj",
+        _ => "gate_up_proj",
+    };
     Some(format!("{experts}.experts.{parameter}"))
 }
 
@@ -308,21 +313,13 @@ impl LoraConfig {
             let experts = config.blocks[layer].mixture().map(|mixture| &mixture.experts[0]);
             let gate_up = experts.map(|expert| expert.gate_up.sites()).unwrap_or_default();
             let adapted = of_experts(shapes);
-            gate_up.iter().filter(|site| adapted.contains(site)).count() == 1
+            gate_up.len() == 2 && gate_up.iter().filter(|site| adapted.contains(site)).count() == 1
         };
         if !selection.adapts_experts() {
             return Some(
                 "no layer of experts is among `lora.target_modules`\n  hint: \"all-linear\" takes them with it"
                     .to_owned(),
             );
-        }
-        if config
-            .blocks
-            .iter()
-            .filter_map(Block::mixture)
-            .any(|it| matches!(it.experts[0].gate_up, Projections::Same(_)))
-        {
-            return Some("experts without a gate have no adapters here\n  hint: leave it out".to_owned());
         }
         if selection.shapes.iter().enumerate().any(is_half) {
             return Some(

@@ -75,6 +75,11 @@ impl Family {
         matches!(self.attention_extra, AttentionExtra::Gemma4 { .. })
     }
 
+    /// The least strength of its state spaces where a config has none.
+    pub(crate) fn least_strength(&self) -> f64 {
+        self.state_spaces.and_then(|spaces| spaces.least).map_or(0.0, |(_, least)| least)
+    }
+
     /// Whether GGUF files of it may have what frequencies of long and of short texts are divided by.
     pub(crate) fn has_long_ropes(&self) -> bool {
         self.own_ropes == OwnRopes::Phi || self.gguf.rope_factors
@@ -174,6 +179,12 @@ pub(crate) enum OwnRopes {
 pub(crate) struct Gguf {
     /// `general.architecture`; absent: llama.cpp has none, or computes something else.
     pub(crate) architecture: Option<&'static str>,
+    /// The same of models with experts, where it is another.
+    pub(crate) of_mixtures: Option<&'static str>,
+    /// The same of models without a state space, where it is another.
+    pub(crate) without_states: Option<&'static str>,
+    /// The projection from the latent of keys and values is two tensors.
+    pub(crate) splits_latents: bool,
     /// Rows of queries and keys that turn together are side by side.
     pub(crate) interleaved: bool,
     /// Rotary frequencies may be divided by those of Llama 3, or by some for long and others for short texts.
@@ -198,6 +209,9 @@ impl Gguf {
     /// No files.
     pub(super) const NONE: Self = Self {
         architecture: None,
+        of_mixtures: None,
+        without_states: None,
+        splits_latents: false,
         interleaved: false,
         rope_factors: false,
         post_attention_norm: false,
@@ -321,6 +335,8 @@ pub enum ExpertForm {
     Joined,
     /// The same where rows of gate and up take turns (gpt-oss).
     InTurn,
+    /// One for up of all experts, which have no gate, and one for down (Nemotron 3).
+    Ungated,
 }
 
 /// Routers of mixtures beyond the softmax, and what stands beside their experts.

@@ -1,118 +1,30 @@
 //! A model as GGUF files describe it: keys of the shape and names of tensors, both ways.
 
 pub mod gemma4;
+mod latent;
+mod names;
 mod order;
 mod rope;
+mod state_space;
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, json};
 
-use super::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS, GATED_NORM};
+use super::delta_net::GATED_NORM;
 use super::families::FAMILIES;
-use super::family::{Arrangement, Biases, Family, GgufWindows, OwnRopes, Router, Scales};
-use super::{
-    BLOCK_SCALE, Block, EXPERT_SCALES, Method, ModelConfig, NormKind, ROUTER_SCALE, RopeScaling, SINKS,
-    StoredQuantisation, name_alone,
-};
+use super::family::{Arrangement, AttentionExtra, Biases, Family, Gguf, GgufWindows, OwnRopes, Router, Scales};
+use super::{Method, ModelConfig, NormKind, RopeScaling, StoredQuantisation};
 use crate::schema::{Problem, Problems};
 use crate::util::gguf::GgufFile;
 use crate::util::stats::as_f64;
 
+pub use latent::{KEY_WIDTHS, LATENT_RANKS, YARN_GROWTH};
+pub use names::{Part, names_of, parts_of, tensor_name};
 pub use order::Order;
 pub use rope::{MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
-
-/// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 63] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-    ("pre_feedforward_layernorm", "ffn_norm"),
-    ("post_feedforward_layernorm", "post_ffw_norm"),
-    ("self_attn.qkv_proj", "attn_qkv"),
-    ("mlp.gate_up_proj", "ffn_up"),
-    ("post_self_attn_layernorm", "post_attention_norm"),
-    ("post_mlp_layernorm", "post_ffw_norm"),
-    ("mlp.gate", "ffn_gate_inp"),
-    ("block_sparse_moe.gate", "ffn_gate_inp"),
-    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-    ("mlp.router", "ffn_gate_inp"),
-    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-    ("feed_forward.gate", "ffn_gate_inp"),
-    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
-    ("linear_attn.in_proj_qkv", "attn_qkv"),
-    ("linear_attn.in_proj_z", "attn_gate"),
-    ("linear_attn.in_proj_b", "ssm_beta"),
-    ("linear_attn.in_proj_a", "ssm_alpha"),
-    ("linear_attn.in_proj_ba", "ssm_ba"),
-    ("linear_attn.out_proj", "ssm_out"),
-    ("router.proj", "ffn_gate_inp"),
-    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
-    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
-    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
-    ("per_layer_input_gate", "inp_gate"),
-    ("per_layer_projection", "proj"),
-    ("post_per_layer_input_norm", "post_norm"),
-    ("linear_attn.norm", "ssm_norm"),
-    ("linear_attn.conv1d", "ssm_conv1d"),
-    ("operator_norm", "attn_norm"),
-    ("ffn_norm", "ffn_norm"),
-    ("self_attn.out_proj", "attn_output"),
-    ("self_attn.query_layernorm", "attn_q_norm"),
-    ("self_attn.key_layernorm", "attn_k_norm"),
-    ("mlp.c_fc", "ffn_up"),
-    ("mlp.c_proj", "ffn_down"),
-    ("mlp.gate.wg", "ffn_gate_inp"),
-    ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
-    ("self_attn.q_layernorm", "attn_q_norm"),
-    ("self_attn.k_layernorm", "attn_k_norm"),
-    ("feed_forward.w1", "ffn_gate"),
-    ("feed_forward.w3", "ffn_up"),
-    ("feed_forward.w2", "ffn_down"),
-    ("conv.conv", "shortconv.conv"),
-    ("conv.in_proj", "shortconv.in_proj"),
-    ("conv.out_proj", "shortconv.out_proj"),
-];
-/// Tensors of a block that are no weight or bias, likewise.
-const NO_MODULES: [(&str, &str); 10] = [
-    (A_LOG, "ssm_a"),
-    (DT_BIAS, "ssm_dt.bias"),
-    (SINKS, "attn_sinks.weight"),
-    (BLOCK_SCALE, "layer_output_scale.weight"),
-    (ROUTER_SCALE, "ffn_gate_inp.scale"),
-    (EXPERT_SCALES, "ffn_down_exps.scale"),
-    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
-    ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
-    ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
-    ("feed_forward.expert_bias", "exp_probs_b.bias"),
-];
-/// Matrices of an expert, likewise.
-const OF_EXPERT: [(&str, &str); 6] = [
-    ("gate_proj", "ffn_gate"),
-    ("up_proj", "ffn_up"),
-    ("down_proj", "ffn_down"),
-    ("w1", "ffn_gate"),
-    ("w3", "ffn_up"),
-    ("w2", "ffn_down"),
-];
-/// The norm after the attention, which in most families is that before the feed-forward layer.
-const POST_ATTENTION: [&str; 2] = ["post_attention_layernorm", "post_attention_norm"];
+pub use state_space::{HAS_ROPE, STATE_COUNTS, row_factors, scale_rows};
 
 /// Counts of the delta rules of `config.json`, and their keys behind the architecture.
 const OF_DELTA_NETS: [(&str, &str); 6] = [
@@ -146,76 +58,10 @@ const COUNTS: [(&str, &str, bool); 7] = [
     ("head_dim", "attention.key_length", false),
 ];
 
-/// The name in GGUF of a tensor such as `model.layers.0.mlp.up_proj.weight`; `None` where there is no place for it.
-#[must_use]
-pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
-    let alone = name_alone(name);
-    let name = alone.as_deref().unwrap_or(name);
-    let in_block = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    let no_module = in_block.and_then(|(_, part)| NO_MODULES.iter().find(|(ours, _)| *ours == part));
-    if let (Some((layer, _)), Some((_, theirs))) = (in_block, no_module) {
-        return Some(format!("blk.{layer}.{theirs}"));
-    }
-    let (module, part) = name.rsplit_once('.')?;
-    let module = match module {
-        "model.embed_tokens" => "token_embd".to_owned(),
-        "model.norm" => "output_norm".to_owned(),
-        "model.embedding_norm" => "token_embd_norm".to_owned(),
-        "lm_head" => "output".to_owned(),
-        "model.embed_tokens_per_layer" => "per_layer_token_embd".to_owned(),
-        "model.per_layer_model_projection" => "per_layer_model_proj".to_owned(),
-        "model.per_layer_projection_norm" => "per_layer_proj_norm".to_owned(),
-        block => {
-            let (layer, module) = block.strip_prefix("model.layers.")?.split_once('.')?;
-            let of_expert = module.split_once("experts.").filter(|(before, _)| !before.ends_with("shared_"));
-            if let Some((_, expert)) = of_expert {
-                let (index, matrix) = expert.split_once('.')?;
-                let (_, theirs) = OF_EXPERT.iter().find(|(ours, _)| *ours == matrix)?;
-                return Some(format!("blk.{layer}.{theirs}.{index}.{part}"));
-            }
-            let is_after = || {
-                config.family().gguf.post_attention_norm
-                    || config.blocks[0].sublayers.iter().any(|sublayer| sublayer.norm_after == Some(module))
-            };
-            let module = match MODULES.iter().find(|(theirs, _)| *theirs == module)? {
-                (theirs, _) if *theirs == POST_ATTENTION[0] && is_after() => POST_ATTENTION[1],
-                (_, module) => module,
-            };
-            format!("blk.{layer}.{module}")
-        }
-    };
-    Some(format!("{module}.{part}"))
-}
-
-/// The tensors there that together have the `num_rows` rows of one, each with its number of them; none where there is no place for
-/// it.
-#[must_use]
-pub fn tensors_of(config: &ModelConfig, name: &str, num_rows: usize) -> Vec<(String, usize)> {
-    let ([qkvz, _], [qkv, z, ..]) = (DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES);
-    let net = config.blocks.iter().find_map(Block::delta_net).filter(|_| name.contains(qkvz));
-    let parts = match net {
-        Some(net) => {
-            vec![(name.replace(qkvz, qkv), net.heads.qkv_width()), (name.replace(qkvz, z), net.heads.value_width())]
-        }
-        None => vec![(name.to_owned(), num_rows)],
-    };
-    parts.into_iter().filter_map(|(name, num_rows)| Some((tensor_name(config, &name)?, num_rows))).collect()
-}
-
-/// The shape of a tensor there: a vector that is multiplied by a vector is none of a matrix, and a convolution has a row for
-/// every channel.
-#[must_use]
-pub fn stored_shape(shape: &[usize]) -> Vec<usize> {
-    match shape {
-        [1, rest @ ..] if !rest.is_empty() => rest.to_vec(),
-        [channels, 1, kernel] => vec![*channels, *kernel],
-        _ => shape.to_vec(),
-    }
-}
-
 /// The families of an architecture: Mistral and Mixtral are Llamas there, and all of Gemma 4 is one.
 fn families(architecture: &str) -> impl Iterator<Item = &'static Family> {
-    FAMILIES.iter().filter(move |family| family.gguf.architecture == Some(architecture))
+    let of = move |gguf: &Gguf| [gguf.architecture, gguf.of_mixtures].contains(&Some(architecture));
+    FAMILIES.iter().filter(move |family| of(&family.gguf))
 }
 
 /// What the numbers of a tensor are there.
@@ -233,7 +79,7 @@ impl Coding {
     /// That of a tensor.
     #[must_use]
     pub fn of(config: &ModelConfig, name: &str) -> Self {
-        if name.ends_with(A_LOG) {
+        if name.ends_with(".A_log") {
             return Self::MinusExp;
         }
         let is_less_one = config.has_norms_less_one && name.ends_with("norm.weight") && !name.ends_with(GATED_NORM);
@@ -311,8 +157,11 @@ fn blocks(file: &GgufFile, config: &ModelConfig) -> BTreeMap<String, usize> {
     let in_blocks = config.expected_tensors().into_iter().filter(|(name, _)| name != "model.embed_tokens.weight");
     let in_blocks = in_blocks.filter(|(name, _)| Order::of(config, name).is_none_or(|order| !order.is_of_columns));
     let sizes = in_blocks.filter_map(|(name, shape)| {
-        let parts = tensors_of(config, &name, shape[0]).into_iter().map(|(name, _)| file.tensors().get(&name));
-        let parts = parts.collect::<Option<Vec<_>>>()?;
+        let parts = parts_of(config, &name, &shape);
+        if parts.iter().any(|part| part.turned.is_some()) {
+            return None;
+        }
+        let parts = parts.iter().map(|part| file.tensors().get(&part.name)).collect::<Option<Vec<_>>>()?;
         let kind = parts.first()?.kind;
         let are_blocks = kind.is_quantized() && parts.iter().all(|part| part.kind == kind);
         are_blocks.then(|| (name, parts.iter().map(|part| part.num_bytes()).sum()))
@@ -344,8 +193,9 @@ fn counts(
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
     for (ours, theirs, is_required) in COUNTS {
-        let by_layer = file.integers(&key(theirs)).filter(|_| family.is_gemma4() || family.has_short_convs);
-        // Layers of LFM2 without attention have no heads.
+        let differs = family.is_gemma4() || family.has_short_convs || family.state_spaces.is_some();
+        let by_layer = file.integers(&key(theirs)).filter(|_| differs);
+        // Layers without attention have no heads, and some of Nemotron-H no other width.
         let of_first = by_layer.and_then(|layers| u64::try_from(*layers.iter().find(|count| **count > 0)?).ok());
         match of_first.map_or_else(|| file.integer(&key(theirs)), |count| Ok(Some(count)))? {
             Some(count) => drop(json.insert(ours.to_owned(), json!(count))),
@@ -374,11 +224,43 @@ fn of_tensors(file: &GgufFile, family: &Family, json: &mut Map<String, serde_jso
         let keys = keys.into_iter().zip(modules);
         json.extend(keys.map(|((key, _), bias)| (key.to_owned(), json!(tensors.contains_key(&bias)))));
     }
+    if let Arrangement::NormedApartIf(key) = family.arrangement {
+        let architecture = file.text("general.architecture").unwrap_or_default();
+        json.insert(key.to_owned(), json!(file.flag(&format!("{architecture}.{key}")).unwrap_or(true)));
+    }
     if let Arrangement::BesideIf(key) = family.arrangement {
         // Sublayers beside each other have one norm.
         json.insert(key.to_owned(), json!(!tensors.contains_key("blk.0.ffn_norm.weight")));
     }
     Ok(())
+}
+
+/// The family of an architecture that is like a file: Llama's is also that of Mixtral.
+fn of_like(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    has_experts: bool,
+) -> Result<Option<&'static Family>, Problem> {
+    let architecture = file.text("general.architecture").unwrap_or_default();
+    let gate = file.integer(&key(EXPERT_GATE))?;
+    // OLMo 3 is OLMo 2 with windows there.
+    let has_windows = file.integer(&key("attention.sliding_window")).ok().flatten().is_some();
+    let has_both =
+        [true, false].map(|has| families(architecture).any(|it| (it.gguf.windows != GgufWindows::Never) == has));
+    let is_like = |family: &&Family| {
+        let of_windows = (family.gguf.windows != GgufWindows::Never) == has_windows;
+        if has_both == [true, true] && !of_windows {
+            return false;
+        }
+        let router = family.experts.and_then(|experts| experts.router);
+        family.experts.is_some() == has_experts
+            && gate.zip(router).is_none_or(|(gate, router)| (gate == 2) == router.sigmoid.is_some())
+    };
+    // GLM-4's is also that of GLM-4.1V.
+    let has_axes = file.integers(&key(ROPE_SECTIONS)).is_some();
+    let turns_alike = |family: &&Family| matches!(family.own_ropes, OwnRopes::Axes(_)) == has_axes;
+    let alike = || families(architecture).filter(is_like);
+    Ok(alike().find(turns_alike).or_else(|| alike().next()))
 }
 
 /// The `config.json` of a file.
@@ -387,13 +269,8 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let family = families(architecture).next().ok_or_else(|| unknown_architecture(file, architecture))?;
     let key = |name: &str| format!("{architecture}.{name}");
     let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
-    // Llama's is also that of Mixtral, and GLM-4's that of GLM-4.1V.
-    let has_axes = file.integers(&key(ROPE_SECTIONS)).is_some();
-    let fits = |family: &&Family| {
-        family.experts.is_some() == has_experts && matches!(family.own_ropes, OwnRopes::Axes(_)) == has_axes
-    };
-    let of_experts = || families(architecture).find(|family| family.experts.is_some() == has_experts);
-    let family = families(architecture).find(fits).or_else(of_experts).unwrap_or(family);
+    let family = of_like(file, &key, has_experts)?.unwrap_or(family);
+    let is_latent = matches!(family.attention_extra, AttentionExtra::Latent(_));
     let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];
     let mut json = Map::from_iter([("model_type".to_owned(), json!(family.model_type))]);
     counts(file, family, &key, has_experts, &mut json)?;
@@ -405,10 +282,12 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
     let head_dim = json.entry("head_dim").or_insert(json!(hidden / heads.max(1))).as_u64();
     json.entry("num_key_value_heads").or_insert(json!(heads));
-    refuse_unsupported(file, &key, head_dim.filter(|_| !is_partial))?;
+    refuse_unsupported(file, &key, head_dim.filter(|_| !is_partial && !is_latent))?;
     if is_partial {
         let turning = file.integer(&key("rope.dimension_count"))?.or(head_dim).unwrap_or(0);
-        json.insert("partial_rotary_factor".to_owned(), json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1))));
+        let share = json!(as_f64(turning) / as_f64(head_dim.unwrap_or(1).max(1)));
+        json.extend(["partial_rotary_factor", "rotary_pct"].map(|key| (key.to_owned(), share.clone())));
+        json.insert("rotary_emb_base".to_owned(), json["rope_theta"].clone());
     }
     if !is_gemma4 {
         windows_and_caps(file, family, &key, &mut json)?;
@@ -423,6 +302,12 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         // Layers that predict more tokens follow the others, and are left out.
         let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
         json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
+    }
+    if let Some(spaces) = &family.state_spaces {
+        state_space::read(file, (family, spaces), &key, &mut json)?;
+    }
+    if is_latent {
+        latent::read(file, &key, &mut json)?;
     }
     if family.has_short_convs {
         lfm2(file, &key, &mut json)?;
@@ -517,19 +402,35 @@ fn experts(
     for (ours, theirs) in counts.into_iter().zip(["expert_count", "expert_used_count"]) {
         json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
     }
-    let dense = file.integer(&key(DENSE_LAYERS))?.unwrap_or(0);
+    let dense = first_mixture(file);
     let width = |part: &str| file.tensors().get(&format!("blk.{dense}.{part}.weight"))?.shape.first().copied();
     let of_experts = width("ffn_up.0");
     if let Some(router) = router {
         of_router(file, key, (router, dense), json)?;
-        let shared = router.shared.zip(width("ffn_up_shexp").zip(of_experts));
+        let shared = router.shared.filter(|(_, key)| !key.ends_with("_size"));
+        let shared = shared.zip(width("ffn_up_shexp").zip(of_experts));
         json.extend(shared.map(|((_, count), (shared, width))| (count.to_owned(), json!(shared / width.max(1)))));
     }
     json.extend(of_experts.map(|width| ("moe_intermediate_size".to_owned(), json!(width))));
     json.entry("intermediate_size").or_insert(json!(of_experts));
-    json.extend(width("ffn_up_shexp").map(|width| ("shared_expert_intermediate_size".to_owned(), json!(width))));
+    json.extend(file.integer(&key(LATENT_EXPERTS))?.map(|width| ("moe_latent_size".to_owned(), json!(width))));
+    let of_shared = width("ffn_up_shexp").into_iter().flat_map(|width| {
+        let keys =
+            ["shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"];
+        keys.map(|key| (key.to_owned(), json!(width)))
+    });
+    json.extend(of_shared);
     Ok(())
 }
+
+/// The first layer with a mixture, in a file that has such.
+fn first_mixture(file: &GgufFile) -> u64 {
+    let has = |layer: &u64| file.tensors().contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
+    (0..1 << 16).find(has).unwrap_or(0)
+}
+
+/// Width of the input of experts behind projections, behind the architecture.
+pub const LATENT_EXPERTS: &str = "moe_latent_size";
 
 /// Layers before the first mixture, behind the architecture.
 pub const DENSE_LAYERS: &str = "leading_dense_block_count";
@@ -552,12 +453,13 @@ fn of_router(
         return Err(unsupported(file, &key(EXPERT_GATE), found, gate));
     }
     json.extend(router.first.map(|(first, _)| (first.to_owned(), json!(dense))));
+    json.insert("topk_method".to_owned(), json!("greedy"));
     if router.groups.is_some() {
         let [scale, norm] = EXPERT_WEIGHTS.map(&key);
         json.extend(file.number(&scale).map(|factor| ("routed_scaling_factor".to_owned(), json!(factor))));
         json.insert("norm_topk_prob".to_owned(), json!(file.flag(&norm).unwrap_or(false)));
         for (ours, theirs) in ["n_group", "topk_group"].into_iter().zip(EXPERT_GROUPS) {
-            json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
+            json.insert(ours.to_owned(), json!(file.integer(&key(theirs))?.unwrap_or(1)));
         }
     }
     let has = |name: &str| json!(file.tensors().contains_key(name));

@@ -7,10 +7,11 @@ use std::path::Path;
 use burn::tensor::Device;
 use lora_train::config::{LoraConfig, TargetModules};
 use lora_train::device::Dtype;
+use lora_train::lora::combine::{Combination, CombinationType, MajoritySign};
 use lora_train::lora::{AdapterSet, Matrices};
 use lora_train::save::export::{
-    HostMatrix, MergeOptions, SavedAdapter, adapter_weights, check_adapter, check_written, merge, read_adapter,
-    write_adapter,
+    HostMatrix, MergeOptions, SavedAdapter, adapter_weights, check_adapter, check_written, combine, merge,
+    read_adapter, write_adapter, write_combined,
 };
 use lora_train::spec::ModelConfig;
 use safetensors::SafeTensors;
@@ -21,9 +22,9 @@ use crate::common::{Bench, run, stderr, train};
 use crate::golden::{Golden, batch, compare_cases, compare_curve, lora_config, merged, rows, stored, values};
 
 /// Those whose experts PEFT reads one by one, and those of which it has one adapter for all.
-pub(crate) const FAMILIES: [&str; 10] = [
+pub(crate) const FAMILIES: [&str; 11] = [
     "qwen3_moe", "glm4_moe", "mixtral", "qwen2_moe", "gpt_oss", "gemma4-experts", "granitemoe", "lfm2_moe",
-    "qwen3_5_moe", "qwen3_vl_moe",
+    "qwen3_5_moe", "qwen3_vl_moe", "nemotron_h-latent",
 ];
 
 /// Small models with their golden files.
@@ -76,6 +77,37 @@ fn adapters_of_experts_go_through_files_and_merged_give_the_same() {
         let merged = values(&merged.logits(&batch, &AdapterSet::none(model.config.num_layers())));
         let scale = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         let worst = merged.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-5 * scale, "{worst} of {scale}");
+    }
+}
+
+#[test]
+fn combined_adapters_of_experts_give_the_sum_of_their_updates() {
+    for (golden, folder) in families().filter(|(golden, _)| golden.json["curve"].is_object()) {
+        let case = &golden.json["cases"]["experts"];
+        let model = golden.model(Dtype::F32);
+        let adapters = Golden::adapters(case, &model);
+        let (mut weights, lora) = (adapter_weights(&adapters), lora_config(&case["lora"]));
+        let paths = ["one", "twice"].map(|name| folder.path().join(name));
+        write_adapter(&paths[0], &weights, &lora, "base").unwrap();
+        weights.values_mut().for_each(|pair| pair.b.values.iter_mut().for_each(|value| *value *= 2.0));
+        write_adapter(&paths[1], &weights, &lora, "base").unwrap();
+        let [one, twice] = paths;
+        let kind = CombinationType::Cat;
+        let combination =
+            Combination { kind, density: 1.0, majority_sign: MajoritySign::default(), svd_rank: None, seed: 0 };
+        // Half of the one, and a quarter of its double.
+        let combined = combine(&[(one, 0.5), (twice, 0.25)], &combination, &golden.model_dir).unwrap();
+        let out = folder.path().join("combined");
+        write_combined(&out, &combined, "base").unwrap();
+        let read = read_adapter(&out).unwrap().named_for(&model.config);
+        // The file's rank is that of experts.
+        assert_eq!((read.config.r, read.config.expert_rank), (6, Some(6)));
+        let set = read.into_set(&out, &model.config, &Device::flex()).unwrap();
+        let batch = batch(&rows(&golden.json["batch"]));
+        let [expected, found] = [&adapters, &set].map(|set| values(&model.logits(&batch, set)));
+        let scale = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-5 * scale, "{worst} of {scale}");
     }
 }

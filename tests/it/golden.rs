@@ -27,7 +27,7 @@ use lora_train::ops::host;
 use lora_train::ops::linear::Matrix;
 use lora_train::save::export::{MergeOptions, adapter_set, adapter_weights, merge, read_adapter, write_adapter};
 use lora_train::schema::ByName;
-use lora_train::spec::{Block, ModelConfig, name_alone};
+use lora_train::spec::{Block, ExpertForm, ModelConfig, name_alone};
 use lora_train::train::schedule::Schedule;
 use lora_train::train::step::TrainStep;
 use safetensors::SafeTensors;
@@ -522,8 +522,9 @@ fn every_family_gives_the_logits_losses_gradients_and_loss_curve_of_peft() {
         let golden = Golden::family(name, folder.path());
         let Worst { logits, loss, gradients } = compare_cases(&golden, Dtype::F32);
         compare_curve(&golden);
-        let shape = shape(&golden.model(Dtype::F32).config);
-        rows += &format!("| `{name}` | {shape} | {logits:.0e} | {loss:.0e} | {gradients:.0e} |\n");
+        let config = golden.model(Dtype::F32).config;
+        let (shape, [experts, gguf]) = (shape(&config), forms(&config));
+        rows += &format!("| `{name}` | {shape} | {experts} | {gguf} | {logits:.0e} | {loss:.0e} | {gradients:.0e} |\n");
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
     let page = std::fs::read_to_string(&path).unwrap();
@@ -534,12 +535,24 @@ fn every_family_gives_the_logits_losses_gradients_and_loss_curve_of_peft() {
         return;
     }
     // The last digits depend on the processor.
-    let names = |rows: &str| rows.lines().map(|row| row.split('|').nth(1).unwrap().to_owned()).collect::<Vec<_>>();
+    let names = |rows: &str| rows.lines().map(|row| row.rsplitn(5, '|').last().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(names(&page[start..end]), names(&rows), "LORA_TRAIN_WRITE_DOCS=1 writes the table of docs/models.md");
 }
 
 /// The head of the table in docs/models.md that the test above writes.
-const DIFFERENCES: &str = "| folder | what it has | logits | loss | gradients |\n|---|---|---|---|---|\n";
+const DIFFERENCES: &str =
+    "| folder | what it has | adapted experts | GGUF | logits | loss | gradients |\n|---|---|---|---|---|---|---|\n";
+
+/// How files have adapters on experts, and what GGUF files are called.
+fn forms(config: &ModelConfig) -> [String; 2] {
+    let of_experts = match config.expert_form() {
+        _ if config.blocks.iter().all(|block| block.mixture().is_none()) => "-",
+        ExpertForm::Apart => "one by one",
+        ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Ungated => "joined",
+    };
+    let gguf = config.gguf_architecture().map_or("-".to_owned(), |name| format!("`{name}`"));
+    [of_experts.to_owned(), gguf]
+}
 
 /// What a model has, in a few words.
 fn shape(config: &ModelConfig) -> String {

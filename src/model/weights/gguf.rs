@@ -18,8 +18,7 @@ use crate::ops::linear::Matrix;
 use crate::ops::place::place_of;
 use crate::schema::Problem;
 use crate::spec::GATED_CONV;
-use crate::spec::delta_net::CONV;
-use crate::spec::gguf::{Coding, Order, num_predicting, stored_shape, tensors_of};
+use crate::spec::gguf::{Coding, Order, Part, names_of, num_predicting, parts_of};
 use crate::spec::{Block, ModelConfig, in_layer};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType, ROPE_FACTORS};
 use crate::util::text;
@@ -64,7 +63,7 @@ impl GgufWeights {
 
     fn rows(&self, name: &str, shape: &[usize]) -> Result<GgufRows<'_>, Problem> {
         // Convolutions are also asked for without their rows.
-        let is_conv = name.ends_with(CONV) || name.ends_with(GATED_CONV);
+        let is_conv = name.ends_with("conv1d.weight") || name.ends_with(GATED_CONV);
         let others = |block: &Block| block.other_tensors(self.config.hidden_size).collect::<Vec<_>>();
         let mut others = self.config.blocks.iter().filter(|_| is_conv).flat_map(others);
         let conv = others.find(|(part, _)| name.ends_with(part)).map(|(_, shape)| shape);
@@ -74,30 +73,30 @@ impl GgufWeights {
         let width = if shape.len() == 1 { 1 } else { shape[shape.len() - 1] };
         let mut parts = Vec::new();
         let mut first = 0;
-        for (tensor, num_rows) in self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))? {
-            parts.push(GgufPart { first, kind: tensor.kind, bytes: self.file.bytes(tensor) });
-            first += num_rows * shape[1..].iter().product::<usize>() / width;
+        for (tensor, part) in self.stored(name, shape).map_err(|problem| self.mismatch(&[problem]))? {
+            parts.push(GgufPart { first, kind: tensor.kind, bytes: self.file.bytes(tensor), turned: part.turned });
+            first += part.num_rows * shape[1..].iter().product::<usize>() / width;
         }
         Ok(GgufRows { parts, width, order, coding })
     }
 
-    /// The tensors with the rows of one of this shape, each with its number of them; their types must be such that are read.
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<Vec<(&GgufTensor, usize)>, String> {
-        let parts = tensors_of(&self.config, name, shape[0])
-            .into_iter()
-            .map(|(theirs, num_rows)| Ok((self.part(&theirs, &[&[num_rows], &shape[1..]].concat())?, num_rows)));
-        let parts = parts.collect::<Result<Vec<_>, String>>()?;
+    /// The tensors with the rows of one of this shape; their types must be such that are read.
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<Vec<(&GgufTensor, Part)>, String> {
+        let parts = parts_of(&self.config, name, shape).into_iter();
+        let parts = parts.map(|part| Ok((self.part(&part, shape.len())?, part))).collect::<Result<Vec<_>, String>>()?;
         if parts.is_empty() { Err(format!("no place for `{name}`")) } else { Ok(parts) }
     }
 
-    fn part(&self, theirs: &str, shape: &[usize]) -> Result<&GgufTensor, String> {
+    /// One of them; ours has so many dimensions.
+    fn part(&self, Part { name: theirs, shape, .. }: &Part, num_dimensions: usize) -> Result<&GgufTensor, String> {
         let tensor = self.file.tensors().get(theirs).ok_or_else(|| format!("missing: `{theirs}` {shape:?}"))?;
-        if tensor.shape != shape && tensor.shape != stored_shape(shape) {
+        let is_more = |size: &&usize| **size > 1;
+        if !tensor.shape.iter().filter(is_more).eq(shape.iter().filter(is_more)) {
             return Err(format!("misshapen: `{theirs}` is {:?}, expected {shape:?}", tensor.shape));
         }
         let is_whole = shape.last().is_some_and(|width| width.is_multiple_of(tensor.kind.block_size()));
         match float_dtype(tensor.kind) {
-            None if !cpu::KINDS.contains(&tensor.kind) || !is_whole || shape.len() != 2 => {
+            None if !cpu::KINDS.contains(&tensor.kind) || !is_whole || num_dimensions != 2 => {
                 Err(format!("type: `{theirs}` {shape:?} is {}, expected F32, F16, BF16 or whole blocks", tensor.kind))
             }
             _ => Ok(tensor),
@@ -119,8 +118,7 @@ impl Source for GgufWeights {
             |layer| ["k_proj", "v_proj", "k_norm"].map(|part| in_layer(layer, &format!("self_attn.{part}.weight")));
         let unused = (0..config.num_layers()).flat_map(of_own).filter(|name| config.is_unused(name));
         let names = expected.iter().map(|(name, _)| name.clone()).chain(unused);
-        let known: HashSet<String> =
-            names.flat_map(|name| tensors_of(config, &name, 0)).map(|(name, _)| name).collect();
+        let known: HashSet<String> = names.flat_map(|name| names_of(config, &name)).collect();
         let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
         let num_layers = config.num_layers();
         let predicting = num_layers..num_layers + usize::try_from(num_predicting(&self.file)).unwrap_or(0);
@@ -153,7 +151,8 @@ impl Source for GgufWeights {
         let rows = self.rows(name, &shape)?;
         let kind = rows.parts[0].kind;
         // Of columns in another order, blocks are no blocks.
-        let has_blocks = kind.is_quantized() && !rows.order.is_some_and(|order| order.is_of_columns);
+        let is_turned = rows.parts.iter().any(|part| part.turned.is_some());
+        let has_blocks = kind.is_quantized() && !is_turned && !rows.order.is_some_and(|order| order.is_of_columns);
         let is_of_one_kind = rows.parts.iter().all(|part| part.kind == kind);
         if !has_blocks || !is_of_one_kind || !place_of(held.device, DType::F32).takes_blocks() {
             return Ok(None);
@@ -170,8 +169,8 @@ impl Source for GgufWeights {
     }
 
     fn release_pages(&self, name: &str) {
-        let parts =
-            tensors_of(&self.config, name, 0).into_iter().filter_map(|(name, _)| self.file.tensors().get(&name));
+        let names = names_of(&self.config, name).into_iter();
+        let parts = names.filter_map(|name| self.file.tensors().get(&name));
         parts.for_each(|tensor| self.file.release(tensor));
     }
 }
@@ -200,6 +199,28 @@ struct GgufPart<'a> {
     first: usize,
     kind: GgufType,
     bytes: &'a [u8],
+    /// As [`Part::turned`].
+    turned: Option<usize>,
+}
+
+/// Rows of a head as they were read last, and where they begin in their part.
+#[derive(Default)]
+struct Head {
+    start: Option<usize>,
+    numbers: Vec<f32>,
+}
+
+impl GgufPart<'_> {
+    /// Numbers as they lie in it.
+    fn decode(&self, first: usize, to: &mut [f32]) {
+        match float_dtype(self.kind) {
+            Some(dtype) => {
+                let width = dtype.num_bytes();
+                convert::widen(&self.bytes[first * width..(first + to.len()) * width], dtype, to);
+            }
+            None => cpu::Blocks { kind: self.kind, bytes: self.bytes }.decode(first, to),
+        }
+    }
 }
 
 impl GgufRows<'_> {
@@ -210,7 +231,8 @@ impl GgufRows<'_> {
 
     /// Reads the numbers from `first` on.
     fn read(&self, first: usize, to: &mut [f32]) {
-        let Some(order) = self.order else { return self.stretch(first, to) };
+        let mut head = Head::default();
+        let Some(order) = self.order else { return self.in_order(first, to) };
         let mut done = 0;
         while done < to.len() {
             let (row, column) = ((first + done) / self.width, (first + done) % self.width);
@@ -220,21 +242,40 @@ impl GgufRows<'_> {
                 (order.place(row) * self.width + column, self.width)
             };
             let num = (end - column).min(to.len() - done);
-            self.stretch(place, &mut to[done..done + num]);
+            self.stretch(place, &mut head, &mut to[done..done + num]);
             done += num;
         }
     }
 
+    /// The same where rows lie in the same order.
+    fn in_order(&self, mut first: usize, mut to: &mut [f32]) {
+        while !to.is_empty() {
+            let mut starts = self.parts.iter().map(|part| part.first * self.width);
+            let end = starts.find(|start| *start > first).unwrap_or(usize::MAX);
+            let (part, behind) = to.split_at_mut((end - first).min(to.len()));
+            self.stretch(first, &mut Head::default(), part);
+            (first, to) = (end, behind);
+        }
+    }
+
     /// Reads neighbours in the file, of one tensor.
-    fn stretch(&self, first: usize, to: &mut [f32]) {
-        let &GgufPart { first: before, kind, bytes } = self.part(first / self.width);
-        let first = first - before * self.width;
-        match float_dtype(kind) {
-            Some(dtype) => {
-                let width = dtype.num_bytes();
-                convert::widen(&bytes[first * width..(first + to.len()) * width], dtype, to);
+    fn stretch(&self, first: usize, head: &mut Head, to: &mut [f32]) {
+        let part = self.part(first / self.width);
+        let first = first - part.first * self.width;
+        match part.turned {
+            None => part.decode(first, to),
+            Some(rows) => {
+                // Of a row, each number is in another one there.
+                let (row, column) = (first / self.width, first % self.width);
+                let start = row / rows * rows * self.width;
+                if head.start != Some(start) {
+                    head.numbers.resize(rows * self.width, 0.0);
+                    part.decode(start, &mut head.numbers);
+                    head.start = Some(start);
+                }
+                let numbers = head.numbers[column * rows + row % rows..].iter().step_by(rows);
+                to.iter_mut().zip(numbers).for_each(|(to, number)| *to = *number);
             }
-            None => cpu::Blocks { kind, bytes }.decode(first, to),
         }
         if self.coding != Coding::Same {
             to.iter_mut().for_each(|number| *number = self.coding.read(*number));

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use serde_json::json;
 
 use super::AdapterWeights;
-use super::experts::{PARAMETERS, is_of_all};
+use super::experts::{is_of_all, parameter_names};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::lora::targets::{FIRST_EXPERT, expert_parameter};
 use crate::schema::{ByName, Node, Problem, Problems, Section, Value, read_json};
@@ -142,12 +142,12 @@ fn with_parameters(mut written: LoraConfig, weights: &AdapterWeights) -> (LoraCo
         .flat_map(|(experts, parameters)| {
             // Without the number of the layer.
             let within = in_layer(experts).split_once('.').map(|(_, within)| within.to_owned()).unwrap_or_default();
-            parameters.iter().map(move |parameter| format!("{within}.{}", PARAMETERS[*parameter]))
+            parameters.iter().map(move |parameter| format!("{within}.{}", parameter_names(weights.experts)[*parameter]))
         })
         .collect();
     // Before all that people wrote: these patterns are for other layers.
     let ranks = names.iter().map(|name| {
-        let times = if name.ends_with(PARAMETERS[0]) { 2 } else { 1 };
+        let times = if name.ends_with("gate_up_proj") { 2 } else { 1 };
         (regex::escape(name), times * written.r)
     });
     let ranks: Vec<(String, usize)> = ranks.collect();

@@ -15,7 +15,8 @@ use crate::lora::targets::AdapterShape;
 use crate::model::weights::Weights;
 use crate::ops::low_rank::LowRank;
 use crate::schema::{ByName, Problem};
-use crate::spec::ModelConfig;
+use crate::spec::{ExpertForm, ModelConfig, SiteId, is_of_expert};
+use crate::util::stats::as_f64;
 
 /// An adapter of several.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,8 +51,11 @@ pub fn combine(
         }
         require_low_rank(folder, &saved)?;
         let selection = check_adapter(folder, &saved, model)?;
-        let shapes = selection.adapted_modules(model).map(|(module, _, shape)| (module, shape));
-        let shapes: BTreeMap<String, AdapterShape> = shapes.collect();
+        let of_each = |(layer, site, shape): (usize, SiteId, AdapterShape)| {
+            let sites = model.blocks[layer].of_experts(site).into_iter();
+            sites.map(move |site| (model.module_name(layer, site), shape))
+        };
+        let shapes: BTreeMap<String, AdapterShape> = selection.iter().flat_map(of_each).collect();
         forms.push(PromptForm::read(folder)?);
         read.push((folder.as_path(), saved, shapes, *weight));
     }
@@ -59,7 +63,9 @@ pub fn combine(
     let of_all = read
         .iter()
         .flat_map(|(_, saved, ..)| [saved.config.r].into_iter().chain(saved.config.rank_pattern.values().copied()));
-    let combination = &Combination { svd_rank: combination.svd_rank.or(of_all.max()), ..*combination };
+    let of_others = Combination { svd_rank: combination.svd_rank.or(of_all.max()), ..*combination };
+    let of_experts = read.iter().filter_map(|(_, saved, ..)| saved.config.expert_rank).max();
+    let of_experts = Combination { svd_rank: combination.svd_rank.or(of_experts), ..*combination };
     let modules: BTreeSet<&String> = read.iter().flat_map(|(_, saved, ..)| saved.weights.keys()).collect();
     let (mut weights, mut rng) = (AdapterWeights::default(), combination.rng());
     for module in modules {
@@ -69,6 +75,7 @@ pub fn combine(
             let matrices = LowRank { a: &*pair.a.values, b: &*pair.b.values };
             parts.push((folder, ScaledUpdate { matrices, r: shape.r, factor: weight * shape.scale }));
         }
+        let combination = if is_of_expert(module) { &of_experts } else { &of_others };
         require_one_rank(combination.kind, module, &parts)?;
         let parts: Vec<ScaledUpdate<'_>> = parts.into_iter().map(|(_, part)| part).collect();
         let (r, LowRank { a, b }) = combination.of(&parts, &mut rng);
@@ -84,6 +91,11 @@ pub fn combine(
         return Err(Problem::new("there is no adapter to combine").into());
     };
     let same = read.iter().all(|(_, saved, ..)| saved.weights.keys().eq(first.weights.keys()));
+    if !same && read.iter().any(|(_, saved, ..)| saved.config.expert_rank.is_some()) {
+        let problem = Problem::new("adapters on experts are combined where all of them are on the same layers");
+        return Err(problem.hint("merge one after the other into the model").into());
+    }
+    weights.experts = first.weights.experts;
     let ranks = weights.iter().map(|(module, pair)| (module, pair.a.num_rows));
     let base_model_name_or_path = first.base_model_name_or_path.clone();
     let config = config(&first.config, ranks, same);
@@ -97,8 +109,6 @@ fn require_low_rank(folder: &Path, saved: &SavedAdapter) -> Result<(), Problem> 
         "what an adapter with `use_dora` changes is not of low rank"
     } else if saved.weights.replaces_weights() {
         "this adapter replaces rows or modules of the model, which cannot be added up"
-    } else if saved.config.expert_rank.is_some() {
-        "experts' adapters are not combined, and have one form"
     } else {
         return Ok(());
     };
@@ -120,12 +130,15 @@ fn require_one_rank(kind: CombinationType, module: &str, parts: &[(&Path, Scaled
 
 /// The section of a combination, whose scale is 1 everywhere. `same`: all have the modules of the first.
 fn config<'a>(first: &LoraConfig, ranks: impl Iterator<Item = (&'a String, usize)> + Clone, same: bool) -> LoraConfig {
-    let r = ranks.clone().map(|(_, r)| r).max().unwrap_or_default();
-    let others = ranks.clone().filter(|(_, rank)| *rank != r).map(|(module, rank)| (regex::escape(module), rank));
+    let of = |experts: bool| ranks.clone().filter(move |(module, _)| is_of_expert(module) == experts);
+    let expert_rank = of(true).map(|(_, r)| r).max();
+    let r = of(false).map(|(_, r)| r).max().or(expert_rank).unwrap_or_default();
+    let others = of(false).filter(|(_, rank)| *rank != r).map(|(module, rank)| (regex::escape(module), rank));
     #[expect(clippy::cast_precision_loss, reason = "a rank")]
     let (alpha, alphas) = (r as f64, others.clone().map(|(module, rank)| (module, rank as f64)));
     let mut config = LoraConfig {
         r,
+        expert_rank,
         lora_alpha: alpha,
         use_rslora: false,
         init_lora_weights: InitLoraWeights::Kaiming,
@@ -161,7 +174,13 @@ pub fn write_plain(folder: &Path, folder_of_model: &Path, base: &str, out: &Path
     let alone = Combination { kind, density: 1.0, majority_sign, svd_rank: None, seed: 0 };
     let mut combined = combine(&[(folder.to_owned(), 1.0)], &alone, folder_of_model)?;
     let SavedAdapter { weights, config, .. } = &mut combined.adapter;
-    let r = config.r;
+    if config.expert_rank.is_some() && weights.experts != ExpertForm::Apart {
+        let problem = Problem::new("experts' adapters are joined in the file of this model, with ranks of their own");
+        return Err(problem.at(folder.display()).hint("merge it into its model").into());
+    }
+    let r = config.r.max(config.expert_rank.unwrap_or_default());
+    config.expert_rank = config.expert_rank.map(|_| r);
+    (config.r, config.lora_alpha) = (r, config.lora_alpha.max(as_f64(r)));
     for pair in weights.adapters.values_mut() {
         pair.a.values.resize(r * pair.a.num_columns, 0.0);
         let rows = pair.b.values.chunks(pair.b.num_columns);

@@ -33,7 +33,9 @@ pub(super) fn has_three_dimensions(module: &str) -> bool {
 }
 
 /// The names of the parameters of a layer that hold its experts, within what holds them.
-pub(super) const PARAMETERS: [&str; 2] = ["gate_up_proj", "down_proj"];
+pub(super) fn parameter_names(form: ExpertForm) -> [&'static str; 2] {
+    [if form == ExpertForm::Ungated { "up_proj" } else { "gate_up_proj" }, "down_proj"]
+}
 
 /// The module that holds an expert's linear layer, the expert, and whether the layer is gate, up or down: 0 to 2.
 fn place(module: &str) -> Option<(&str, usize, usize)> {

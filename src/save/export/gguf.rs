@@ -17,14 +17,15 @@ use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::blocks;
 use crate::schema::Problem;
-use crate::spec::ModelConfig;
-use crate::spec::gguf::{Coding, Order, rope_factors, stored_rope_factors, stored_shape, tensors_of};
+use crate::spec::gguf::{Coding, Order, Part, parts_of, rope_factors, row_factors, scale_rows, stored_rope_factors};
+use crate::spec::{Attention, ModelConfig};
 use crate::util::files;
 use crate::util::gguf::{GgufFile, Value, joined};
 
 mod file;
 mod gemma4;
 mod imatrix;
+mod latent;
 mod names;
 mod types;
 mod vocabulary;
@@ -179,6 +180,16 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let mut layers: Vec<_> =
         selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), (layer, site), shape)).collect();
     layers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    let makes_latents = |layer: usize, site: usize| {
+        let block = &config.blocks[layer];
+        let attention = block.attention().and_then(Attention::latent).is_some_and(|latent| latent.has(site));
+        attention || block.mixture().and_then(|mixture| mixture.latent).is_some_and(|sites| sites.contains(&site))
+    };
+    if let Some((module, ..)) = layers.iter().find(|(_, (layer, site), _)| makes_latents(*layer, *site)) {
+        let message = format!("llama.cpp does not add the adapter of `{module}`, which makes latents or reads them");
+        let problem = Problem::new(message).at(adapter.display());
+        return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
+    }
     let num_parameters =
         layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
 
@@ -223,16 +234,20 @@ fn adapter_tensors<'a>(
     let weight = format!("{module}.weight");
     let order = Order::of(config, &weight);
     let mut before = 0;
-    tensors_of(config, &weight, pair.b.num_rows).into_iter().flat_map(move |(name, num_rows)| {
-        let rows = before..before + num_rows;
+    let factors = row_factors(config, &weight);
+    parts_of(config, &weight, &[pair.b.num_rows, pair.a.num_columns]).into_iter().flat_map(move |part| {
+        let (name, rows) = (part.name, before..before + part.num_rows);
         before = rows.end;
+        let factors = &factors;
         [('a', &pair.a, 0..pair.a.num_rows, 1.0), ('b', &pair.b, rows, in_b)].map(|(letter, matrix, rows, scale)| {
             // The columns of a weight are A's.
             let order = order.filter(|order| order.is_of_columns == (letter == 'a'));
             let (shape, width) = (vec![rows.len(), matrix.num_columns], matrix.num_columns);
+            let factors = if letter == 'b' { factors.clone() } else { Vec::new() };
             let values = move || {
                 #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
-                let scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
+                let mut scaled: Vec<f32> = matrix.values.iter().map(|value| value * scale as f32).collect();
+                scale_rows(&factors, width, &mut scaled);
                 let in_file = order.map_or_else(|| scaled.clone(), |order| order.in_file(&scaled, width));
                 in_file[rows.start * width..rows.end * width].to_vec()
             };
@@ -253,26 +268,31 @@ fn tensors<'a>(
     let mut experts: BTreeMap<String, BTreeMap<usize, Tensor<'a>>> = BTreeMap::new();
     for tensor in merging.tensors(on_bytes) {
         // Numbers without dimensions are of towers, which go into no such file.
-        let Some((num_rows, of_row)) = tensor.shape.split_first() else { continue };
+        let Some((_, of_row)) = tensor.shape.split_first() else { continue };
         let width: usize = of_row.iter().product();
         // What is left of its numbers for the other tensors that it is written as, which follow.
         let rest: Rc<Cell<Option<Numbers>>> = Rc::default();
         let importance = imatrix.and_then(|imatrix| imatrix.of(&merging.config, tensor.name)).map(Rc::new);
-        for (name, num_rows) in tensors_of(&merging.config, tensor.name, *num_rows) {
-            let shape = stored_shape(&[&[num_rows], of_row].concat());
-            let (rest, of, importance) = (rest.clone(), name.clone(), importance.clone());
+        let mut before = 0;
+        for part in parts_of(&merging.config, tensor.name, tensor.shape) {
+            let (name, shape, num_rows) = (part.name.clone(), part.shape.clone(), part.num_rows);
+            let importance = importance.clone().filter(|_| part.turned.is_none());
+            let rows = before * width..(before + num_rows) * width;
+            before += num_rows;
+            let (rest, of) = (rest.clone(), name.clone());
             let row = shape.last().copied().unwrap_or_default();
             let bytes = move |kind| {
                 let mut numbers = rest.take().map_or_else(|| Numbers::of(merging, tensor, width), Ok)?;
                 let others = numbers.split_off(num_rows * width);
                 rest.set(Some(others).filter(|others| !others.values.is_empty()));
+                let numbers = numbers.in_part(&part, width);
                 let importance = importance.as_ref().map(|importance| &importance[..]);
                 let begun = start.filter(|_| !numbers.update.is_empty() && blocks::keeps_scales(kind));
                 let begun = begun.and_then(|start| start.tensors(&|_, _| ()).find(|it| it.name == tensor.name));
                 let bytes = match begun {
                     None => encode(kind, &numbers.values, row, importance).map_err(|_| too_large(&of))?,
                     Some(begun) => {
-                        let begun = Numbers::of(merging, begun, width)?.values;
+                        let begun = part.turn(Numbers::of(merging, begun, width)?.values[rows.clone()].to_vec(), width);
                         let begun = encode(kind, &begun, row, importance).map_err(|_| too_large(&of))?;
                         blocks::encode_again(kind, begun, &numbers.values, row, None).map_err(|_| too_large(&of))?
                     }
@@ -304,6 +324,8 @@ impl Numbers {
         let (mut values, mut update) = tensor.values()?;
         let coding = Coding::of(&merging.config, tensor.name);
         values.iter_mut().for_each(|value| *value = coding.written(*value));
+        let factors = row_factors(&merging.config, tensor.name);
+        [&mut values, &mut update].into_iter().for_each(|numbers| scale_rows(&factors, width, numbers));
         if let Some(order) = Order::of(&merging.config, tensor.name) {
             values = order.in_file(&values, width);
             if !update.is_empty() {
@@ -311,6 +333,11 @@ impl Numbers {
             }
         }
         Ok(Self { values, update })
+    }
+
+    /// Those of a part as they lie in it.
+    fn in_part(self, part: &Part, width: usize) -> Self {
+        Self { values: part.turn(self.values, width), update: part.turn(self.update, width) }
     }
 
     fn split_off(&mut self, at: usize) -> Self {

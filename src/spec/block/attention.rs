@@ -66,6 +66,13 @@ pub struct Latent {
 }
 
 impl Latent {
+    /// Whether a linear layer is one of its projections.
+    #[must_use]
+    pub fn has(&self, site: SiteId) -> bool {
+        let queries = self.queries.map(|(site, _)| site);
+        self.inputs.contains(&site) || queries == Some(site) || self.key_values == site
+    }
+
     /// The heads of an attention to the latents, with what turns behind them, in place of keys and values.
     #[must_use]
     pub fn heads(&self, heads: Heads) -> Heads {

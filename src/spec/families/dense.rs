@@ -1,7 +1,7 @@
 //! Rows of dense families that differ from another in little.
 
 use super::{ERNIE4_5, GEMMA2, GLM4, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
-use crate::spec::family::{Biases, Family, FamilyNames, Gguf, OwnRopes, Scales, Windows};
+use crate::spec::family::{Biases, Family, FamilyNames, Gguf, GgufWindows, OwnRopes, Scales, Windows};
 use crate::spec::{Activation, NormKind, RopeAxes};
 
 /// Inside Qwen2-VL.
@@ -167,7 +167,7 @@ pub(super) const JAIS2: Family = Family {
     max_position_embeddings: 8192,
     bos_token_id: Some(0),
     eos_token_id: Some(150_024),
-    gguf: Gguf::NONE,
+    gguf: Gguf::named("jais2"),
     ..LLAMA
 };
 
@@ -190,6 +190,6 @@ pub(super) const OLMO3: Family = Family {
     rope_theta: 500_000.0,
     local_rope_theta: Some(500_000.0),
     own_ropes: OwnRopes::Olmo,
-    gguf: Gguf::NONE,
+    gguf: Gguf { windows: GgufWindows::AllButEvery { pattern: 4, largest: None }, ..Gguf::named("olmo2") },
     ..OLMO2
 };

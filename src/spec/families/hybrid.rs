@@ -41,7 +41,12 @@ pub(super) const GRANITE_HYBRID: Family = Family {
     state_spaces: Some(MAMBA),
     fused: [false, true, false],
     experts: Some(Experts { intermediate_size: Some(11_008), beside_dense: true, ..GRANITE_EXPERTS }),
-    gguf: Gguf::NONE,
+    gguf: Gguf {
+        interleaved: true,
+        expert_width: false,
+        without_states: Some("granite"),
+        ..Gguf::named("granitehybrid")
+    },
     ..GRANITE
 };
 
@@ -92,7 +97,7 @@ pub(super) const NEMOTRON_H: Family = Family {
             first: None,
             ..DEEPSEEK
         }),
-        form: ExpertForm::Joined,
+        form: ExpertForm::Ungated,
         ..QWEN2_EXPERTS
     }),
     rms_norm_eps: 1e-5,
@@ -101,7 +106,7 @@ pub(super) const NEMOTRON_H: Family = Family {
     head_dim: Some(128),
     num_key_value_heads: Some(8),
     max_position_embeddings: 4096,
-    gguf: Gguf::NONE,
+    gguf: Gguf { interleaved: true, of_mixtures: Some("nemotron_h_moe"), ..Gguf::named("nemotron_h") },
     ..LLAMA
 };
 
@@ -131,6 +136,6 @@ pub(super) const FALCON_H1: Family = Family {
     num_attention_heads: Some(32),
     num_key_value_heads: Some(8),
     max_position_embeddings: 8192,
-    gguf: Gguf::NONE,
+    gguf: Gguf { tied_head: Some(false), ..Gguf::named("falcon-h1") },
     ..LLAMA
 };

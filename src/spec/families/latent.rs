@@ -36,7 +36,7 @@ pub(super) const DEEPSEEK_V3: Family = Family {
     max_position_embeddings: 4096,
     bos_token_id: Some(0),
     eos_token_id: Some(1),
-    gguf: Gguf::NONE,
+    gguf: Gguf { splits_latents: true, ..Gguf::named("deepseek2") },
     ..LLAMA
 };
 
@@ -131,6 +131,7 @@ pub(super) const MISTRAL4: Family = Family {
         ..QWEN2_EXPERTS
     }),
     own_ropes: OwnRopes::Ministral,
+    gguf: Gguf { splits_latents: true, ..Gguf::named("mistral4") },
     vocab_size: Some(131_072),
     num_attention_heads: Some(32),
     max_position_embeddings: 1 << 20,
@@ -145,6 +146,7 @@ pub(super) const MINICPM3: Family = Family {
     biases: Biases::AttentionAndMlpKeys,
     attention_extra: AttentionExtra::Latent(LatentWidths { queries: Some(768), key_values: 256, of_head: [64, 32, 0] }),
     scales: Scales::Depth,
+    gguf: Gguf::NONE,
     rope_pairs: RopePairs::Halves,
     rms_norm_eps: 1e-5,
     vocab_size: Some(73_448),

@@ -159,6 +159,6 @@ pub(super) const GPT_NEOX: Family = Family {
     num_attention_heads: Some(64),
     bos_token_id: Some(0),
     eos_token_id: Some(2),
-    gguf: Gguf::NONE,
+    gguf: Gguf { tied_head: Some(false), ..Gguf::named("gptneox") },
     ..LLAMA
 };

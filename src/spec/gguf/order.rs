@@ -1,7 +1,9 @@
 //! Rows and columns of tensors that lie in another order in GGUF files than in Hugging Face's.
 
 use crate::spec::delta_net::{A_LOG, CONV, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS};
-use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig, Rope, RopePairs};
+use crate::spec::{Block, DeltaHeads, DeltaNetInputs, ModelConfig, NEOX_NAMES, Rope, RopePairs};
+
+use super::names::split_latent;
 
 /// Where the rows of a tensor lie, or its columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +23,8 @@ enum OrderKind {
     /// Behind the first so many, value heads of `width`: the first one of every key head, then every second one, and so on,
     /// where Hugging Face has those of a key head side by side.
     ValueHeads { first: usize, heads: DeltaHeads, width: usize },
-    /// Queries, keys, values and gates of all key heads, where Hugging Face has those of a key head side by side.
-    KeyHeads(DeltaHeads),
+    /// The first part of all heads, then the second one of all, and so on, where Hugging Face has those of a head side by side.
+    ByHead { num_heads: usize, widths: [usize; 4] },
 }
 
 impl Order {
@@ -30,13 +32,21 @@ impl Order {
     #[must_use]
     pub fn of(config: &ModelConfig, name: &str) -> Option<Self> {
         if let Some(net) = config.blocks.iter().find_map(Block::delta_net) {
-            let is_of_key_heads = name.contains(DELTA_NET_FUSED_NAMES[0]);
             return match net.inputs {
                 DeltaNetInputs::Apart(_) => Self::of_value_heads(net.heads, name),
                 DeltaNetInputs::ByKeyHead(_) => {
-                    is_of_key_heads.then_some(Self { is_of_columns: false, kind: OrderKind::KeyHeads(net.heads) })
+                    name.contains(DELTA_NET_FUSED_NAMES[0]).then(|| Self::of_key_heads(net.heads))
                 }
             };
+        }
+        if let Some((heads, latent)) = split_latent(config, name) {
+            let widths = [heads.head_dim - latent.num_turning, latent.value_dim, 0, 0];
+            return Some(Self::by_head(heads.num_heads, widths));
+        }
+        if name.contains(NEOX_NAMES[0]) {
+            let heads = config.blocks[0].attention()?.heads;
+            let [query, key, value] = [heads.head_dim; 3];
+            return Some(Self::by_head(heads.num_heads, [query, key, value, 0]));
         }
         let Rope { head_dim, width, pairs, axes, .. } = config.ropes[0];
         let kind = match (axes, pairs) {
@@ -46,6 +56,16 @@ impl Order {
             _ => return None,
         };
         Some(Self { is_of_columns: false, kind })
+    }
+
+    fn by_head(num_heads: usize, widths: [usize; 4]) -> Self {
+        Self { is_of_columns: false, kind: OrderKind::ByHead { num_heads, widths } }
+    }
+
+    /// Queries, keys, values and gates.
+    fn of_key_heads(heads: DeltaHeads) -> Self {
+        let of_values = heads.group() * heads.value_head_dim;
+        Self::by_head(heads.num_key_heads, [heads.key_head_dim, heads.key_head_dim, of_values, of_values])
     }
 
     fn of_value_heads(heads: DeltaHeads, name: &str) -> Option<Self> {
@@ -65,7 +85,7 @@ impl Order {
     #[must_use]
     pub fn run(&self) -> usize {
         match self.kind {
-            OrderKind::Halves { .. } | OrderKind::Neighbours { .. } | OrderKind::KeyHeads(_) => 1,
+            OrderKind::Halves { .. } | OrderKind::Neighbours { .. } | OrderKind::ByHead { .. } => 1,
             OrderKind::ValueHeads { width, .. } => width,
         }
     }
@@ -90,13 +110,11 @@ impl Order {
                 let (key_head, member) = (head / heads.group(), head % heads.group());
                 first + (member * heads.num_key_heads + key_head) * width + within
             }
-            OrderKind::KeyHeads(heads) => {
-                let of_values = heads.group() * heads.value_head_dim;
-                let widths = [heads.key_head_dim, heads.key_head_dim, of_values, of_values];
+            OrderKind::ByHead { num_heads, widths } => {
                 let before = |part: usize| widths[..part].iter().sum::<usize>();
                 let (head, within) = (index / before(4), index % before(4));
-                let part = (1..4).rev().find(|part| within >= before(*part)).unwrap_or(0);
-                before(part) * heads.num_key_heads + head * widths[part] + within - before(part)
+                let part = (1..4).find(|part| within < before(*part)).unwrap_or(4) - 1;
+                before(part) * num_heads + head * widths[part] + within - before(part)
             }
         }
     }
@@ -160,9 +178,29 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_latents_come_before_values_and_each_heads_rows_are_columns() {
+        let text = include_str!("../../../tests/golden/youtu/config.json");
+        let config =
+            ModelConfig::from_json(&text.replace("\"rope_interleave\": false", "\"rope_interleave\": true")).unwrap();
+        let name = "model.layers.0.self_attn.kv_b_proj.weight";
+        // Four heads of 8 keys and 8 values, from 20.
+        let numbers: Vec<f32> = (0..64 * 20u16).map(f32::from).collect();
+        let in_file = Order::of(&config, name).unwrap().in_file(&numbers, 20);
+        let [keys, values] = &super::super::parts_of(&config, name, &[64, 20])[..] else { panic!("two tensors") };
+        assert_eq!((&*keys.name, &*keys.shape), ("blk.0.attn_k_b.weight", &[4, 20, 8][..]));
+        assert_eq!((&*values.name, &*values.shape), ("blk.0.attn_v_b.weight", &[4, 8, 20][..]));
+        let turned = keys.turn(in_file[..32 * 20].to_vec(), 20);
+        // Of the second head, the third row of keys; and the second row of values.
+        let row: Vec<f32> = turned[8 * 20..16 * 20].iter().skip(2).step_by(8).copied().collect();
+        assert_eq!(row, numbers[(16 + 2) * 20..][..20]);
+        let of_values = values.turn(in_file[32 * 20..].to_vec(), 20);
+        assert_eq!(of_values[(8 + 1) * 20..][..20], numbers[(16 + 8 + 1) * 20..][..20]);
+    }
+
+    #[test]
     fn queries_keys_values_and_gates_of_all_key_heads_lie_together() {
         let heads = DeltaHeads { num_key_heads: 2, num_value_heads: 4, key_head_dim: 2, value_head_dim: 1 };
-        let order = Order { is_of_columns: false, kind: OrderKind::KeyHeads(heads) };
+        let order = Order::of_key_heads(heads);
         // Of each head two of a query, two of a key, one of two values, one of two gates.
         let numbers: Vec<f32> = (0..16u8).map(f32::from).collect();
         let together = [0., 1., 8., 9., 2., 3., 10., 11., 4., 5., 12., 13., 6., 7., 14., 15.];

@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::latent::YARN_GROWTH;
 use crate::schema::Problem;
-use crate::spec::family::{Family, OwnRopes};
+use crate::spec::family::{AttentionExtra, Family, OwnRopes};
 use crate::spec::{ModelConfig, Rope, RopeScaling};
 use crate::util::gguf::{GgufFile, ROPE_FACTORS, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, decimal};
 
@@ -64,6 +65,7 @@ pub(super) fn scaling(
         Some("linear") => Ok(factor.map(linear)),
         Some("yarn") => {
             let is_ministral = family.own_ropes == OwnRopes::Ministral;
+            let is_latent = matches!(family.attention_extra, AttentionExtra::Latent(_));
             let is_read = |name: &str| is_ministral && MINISTRAL_YARN.iter().any(|(_, read)| *read == name);
             for (name, usual) in YARN.into_iter().filter(|(name, _)| !is_read(name)) {
                 let found = file.number(&key(name)).filter(|found| (found - usual).abs() > 1e-4);
@@ -78,7 +80,13 @@ pub(super) fn scaling(
                 // Its makers' ramp is between fractions, which llama.cpp rounds.
                 yarn["truncate"] = json!(false);
             }
-            if is_ministral {
+            if is_latent && let Some(tenth) = file.number(&key(YARN_GROWTH)) {
+                yarn["mscale"] = json!(10.0 * tenth);
+                yarn["mscale_all_dim"] = json!(10.0 * tenth);
+                let growth = file.number(&key("attention.temperature_scale")).filter(|beta| *beta != 0.0);
+                yarn["llama_4_scaling_beta"] = json!(growth);
+            }
+            if is_ministral && !is_latent {
                 yarn["mscale"] = json!(1.0);
                 for (ours, theirs) in MINISTRAL_YARN {
                     let missing = || file.problem(format!("`{}` is missing", key(theirs)));

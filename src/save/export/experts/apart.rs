@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{ByModule, INNER, OF_EXPERTS, OUTER, PARAMETERS, is_of_all, row_in};
+use super::{ByModule, INNER, OF_EXPERTS, OUTER, is_of_all, parameter_names, row_in};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::lora::Matrices;
 use crate::lora::targets::FIRST_EXPERT;
@@ -23,6 +23,7 @@ struct OfLayer {
     /// What gate, up and down are called in each.
     names: [String; 3],
     num_experts: usize,
+    /// Width of their input and output: of Nemotron 3 Super, less than the model's.
     hidden_size: usize,
     intermediate_size: usize,
 }
@@ -35,17 +36,24 @@ impl OfLayer {
             let first = mixture.experts.first()?;
             let sites = first.gate_up.sites().iter().chain([&first.down]).map(|site| config.module_name(layer, *site));
             let modules: Vec<String> = sites.collect();
-            let experts = modules.first()?.split_once(FIRST_EXPERT)?.0;
+            let experts = modules.first()?.split_once(FIRST_EXPERT)?.0.to_owned();
+            // Without a gate, up has both places.
+            let modules =
+                if let [up, down] = &modules[..] { vec![up.clone(), up.clone(), down.clone()] } else { modules };
             let names = modules.iter().filter_map(|module| module.rsplit('.').next().map(str::to_owned));
             Some(Self {
                 experts: format!("{experts}{OF_EXPERTS}"),
                 names: names.collect::<Vec<_>>().try_into().ok()?,
                 num_experts: mixture.experts.len(),
-                hidden_size: config.hidden_size,
+                hidden_size: config.blocks[layer].sites[first.down].shape[0],
                 intermediate_size: first.intermediate_size,
             })
         };
         (0..config.num_layers()).filter_map(of_layer).collect()
+    }
+
+    fn has_gate(&self) -> bool {
+        self.names[0] != self.names[1]
     }
 
     fn module(&self, expert: usize, part: usize) -> String {
@@ -80,15 +88,16 @@ impl OfLayer {
     /// Input and output of a parameter.
     fn shape(&self, parameter: usize) -> [usize; 2] {
         let (hidden, inside) = (self.hidden_size, self.intermediate_size);
-        if parameter == 0 { [hidden, 2 * inside] } else { [inside, hidden] }
+        let num_parts = if self.has_gate() { 2 } else { 1 };
+        if parameter == 0 { [hidden, num_parts * inside] } else { [inside, hidden] }
     }
 
-    /// Which parameter a pair is of, where A and B have their places or, if `swapped`, each other's.
-    fn parameter(&self, pair: &Matrices<HostMatrix>, swapped: bool) -> Option<usize> {
+    /// Which parameter a pair is of, where A and B have their places or, if `swapped`, each other's: `likely`, where shapes do not say.
+    fn parameter(&self, pair: &Matrices<HostMatrix>, swapped: bool, likely: usize) -> Option<usize> {
         let [a, b] =
             if swapped { [pair.b.num_rows, pair.a.num_columns] } else { [pair.a.num_columns, pair.b.num_rows] };
         let has_ranks = pair.a.num_rows.is_multiple_of(self.num_experts) && pair.magnitude.is_none();
-        (0..2).find(|parameter| self.shape(*parameter) == [a, b] && has_ranks)
+        [likely, 1 - likely].into_iter().find(|parameter| self.shape(*parameter) == [a, b] && has_ranks)
     }
 }
 
@@ -159,12 +168,12 @@ impl SavedAdapter {
         }
         let (layers, form) = (OfLayer::all(config), self.weights.experts);
         // By layer: the pairs of its parameters.
-        let mut pairs: Vec<(&OfLayer, &Matrices<HostMatrix>)> = Vec::new();
+        let mut pairs: Vec<(&OfLayer, &Matrices<HostMatrix>, usize)> = Vec::new();
         let (mut found, mut taken) = (Vec::new(), Vec::new());
         for layer in &layers {
             for end in ["", INNER] {
                 let Some((module, pair)) = layer.find(&self.weights, end) else { continue };
-                pairs.push((layer, pair));
+                pairs.push((layer, pair, usize::from(end.is_empty())));
                 taken.push(module);
             }
             for (part, end) in OUTER.into_iter().enumerate() {
@@ -174,24 +183,21 @@ impl SavedAdapter {
                 taken.push(module);
             }
         }
-        let fits = |swapped| {
-            let is_parameter =
-                |(layer, pair): &(&OfLayer, &Matrices<HostMatrix>)| layer.parameter(pair, swapped).is_some();
-            pairs.iter().all(is_parameter)
-        };
+        let fits =
+            |swapped| pairs.iter().all(|(layer, pair, likely)| layer.parameter(pair, swapped, *likely).is_some());
         let swapped = match [fits(false), fits(true)] {
             [true, true] => self.weights.peft_version.is_some_and(|version| match form {
                 ExpertForm::InTurn => version == [0, 19, 0],
-                ExpertForm::Apart | ExpertForm::Joined => version < [0, 19, 0],
+                ExpertForm::Apart | ExpertForm::Joined | ExpertForm::Ungated => version < [0, 19, 0],
             }),
             [false, false] => return self,
             [_, swapped] => swapped,
         };
         let of_others = self.config.scale(self.config.r, self.config.lora_alpha);
         let mut of_both = Vec::new();
-        for (layer, pair) in pairs {
-            let Some(parameter) = layer.parameter(pair, swapped) else { continue };
-            let alpha = self.config.alpha_of(&format!("{}.{}", layer.experts, PARAMETERS[parameter]));
+        for (layer, pair, likely) in pairs {
+            let Some(parameter) = layer.parameter(pair, swapped, likely) else { continue };
+            let alpha = self.config.alpha_of(&format!("{}.{}", layer.experts, parameter_names(form)[parameter]));
             let ratio = self.config.scale(pair.a.num_rows / layer.num_experts, alpha) / of_others;
             for expert in 0..layer.num_experts {
                 let mut own = of_expert(pair, expert, layer.num_experts, swapped);
@@ -199,10 +205,10 @@ impl SavedAdapter {
                     #[expect(clippy::cast_possible_truncation, reason = "the product is in f32")]
                     own.b.values.iter_mut().for_each(|value| *value *= ratio as f32);
                 }
-                if parameter == 0 {
+                if parameter == 0 && layer.has_gate() {
                     of_both.push(([0, 1].map(|part| layer.module(expert, part)), halves(&own, form)));
                 } else {
-                    found.push((layer.module(expert, 2), own));
+                    found.push((layer.module(expert, parameter + 1), own));
                 }
             }
         }

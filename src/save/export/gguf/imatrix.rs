@@ -7,7 +7,7 @@ use super::file::{Gguf, Tensor, list, text};
 use super::named;
 use crate::save::export::ExportError;
 use crate::spec::ModelConfig;
-use crate::spec::gguf::{Order, tensors_of};
+use crate::spec::gguf::{Order, parts_of};
 use crate::util::gguf::{List, Value, joined};
 
 /// What the inputs of a matrix were like.
@@ -87,8 +87,9 @@ impl Imatrix {
         let mut tensors: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for (weight, InputSquares { sums, num_tokens }) in &self.inputs {
             let (sums, count) = (in_order(config, weight, sums.clone()), *num_tokens as f32);
-            for (name, _) in tensors_of(config, weight, 0) {
-                let (name, expert) = joined(&name).unwrap_or((name, 0));
+            // Columns of a turned part are others.
+            for part in parts_of(config, weight, &[0, 0]).into_iter().filter(|part| part.turned.is_none()) {
+                let (name, expert) = joined(&part.name).unwrap_or((part.name, 0));
                 tensors.entry(name).or_default().insert(expert, (sums.clone(), count));
             }
         }

@@ -1,13 +1,13 @@
 //! A model's shape and tensors as llama.cpp names them.
 
 use super::file::{list, refused, text};
-use super::{FileType, gemma4};
+use super::{FileType, gemma4, latent};
 use crate::schema::Problem;
 use crate::spec::family::{Arrangement, GgufWindows, NoRope, OwnRopes, Router, Scales};
 use crate::spec::gguf::{self, Order};
 use crate::spec::{
-    Attention, Block, Choice, ExpertGroups, Heads, Mixture, ModelConfig, Probabilities, Projections, RopeAxes,
-    RopeScaling,
+    Attention, Block, Choice, ExpertGroups, Heads, Mixture, ModelConfig, NormKind, Probabilities, Projections,
+    RopeAxes, RopeScaling, SharedExpert,
 };
 use crate::util::gguf::{List, Value};
 use crate::util::text::with_commas;
@@ -34,7 +34,7 @@ pub(super) fn general(
 }
 
 fn architecture(config: &ModelConfig) -> Result<&'static str, Problem> {
-    config.family().gguf.architecture.ok_or_else(|| {
+    config.gguf_architecture().ok_or_else(|| {
         let problem = Problem::new(format!("GGUF files of `{}` are not written here", config.model_type));
         problem.hint("merge into a folder: --out DIR")
     })
@@ -62,18 +62,22 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
     let (attention, gated) = (config.blocks.iter().find_map(Block::attention), config.blocks[0].all_gated().next());
     let turns = Order::of(config, "q_proj").is_some();
     let heads = |of: fn(&Heads) -> usize| count(attention.map_or(0, |attention| of(&attention.heads)));
-    let head_dim = count(rope.head_dim);
     let first_gated = |block: &Block| block.all_gated().next().map_or(0, |gated| gated.intermediate_size);
     // Of layers with a mixture there are other keys.
     let has_dense = config.blocks.iter().any(|block| block.mixture().is_none());
-    let of_width = config.blocks.iter().filter(|block| !has_dense || block.mixture().is_none());
+    let is_one_each = family.arrangement == Arrangement::OneEach;
+    let of_width = config.blocks.iter().filter(|block| is_one_each || !has_dense || block.mixture().is_none());
     let widths: Vec<usize> = of_width.map(first_gated).collect();
     let conv = config.blocks.iter().find_map(Block::short_conv);
     let kv_heads = |block: &Block| match block.attention() {
+        // The cache has one for all.
+        Some(attention) if attention.latent().is_some() => Some(1),
         Some(attention) => Some(attention.heads.num_kv_heads),
-        // Says which layers have convolutions.
-        None => conv.map(|_| 0),
+        // Says which layers have convolutions or states.
+        None => block.delta_net().is_none().then_some(0),
     };
+    let of_latent = attention.and_then(Attention::latent).map(|latent| [latent.rank + latent.num_turning, latent.rank]);
+    let [key_width, value_width] = of_latent.unwrap_or([rope.head_dim; 2]).map(count);
     let num_kv_heads: Vec<usize> = config.blocks.iter().filter_map(kv_heads).collect();
     let mut keys = vec![
         ("block_count", count(config.num_layers())),
@@ -83,14 +87,15 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
         ("attention.head_count", heads(|heads| heads.num_heads)),
         ("attention.head_count_kv", of_layers(&num_kv_heads)),
         (gguf::norm_key(config.norm_kind), Value::F32(config.rms_norm_eps as f32)),
-        ("attention.key_length", head_dim.clone()),
-        ("attention.value_length", head_dim.clone()),
+        ("attention.key_length", key_width),
+        ("attention.value_length", value_width),
         ("rope.freq_base", Value::F32(rope.theta as f32)),
     ];
     if turns {
         keys.push(("vocab_size", count(config.vocab_size)));
     }
     if turns
+        || of_latent.is_some()
         || rope.width < rope.head_dim
         || gated.is_some_and(|gated| matches!(gated.gate_up, Projections::Fused { .. }))
     {
@@ -100,6 +105,42 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
         let window = attention.and_then(|attention| attention.heads.window);
         keys.push(("attention.sliding_window", count(window.unwrap_or(0))));
     }
+    keys.extend(scaling(config));
+    if let Some(RopeAxes { sections: [first, rows, columns], .. }) = rope.axes {
+        let sections = [first, rows, columns, 0].map(|pairs| i32::try_from(pairs).unwrap_or(i32::MAX));
+        keys.push((gguf::ROPE_SECTIONS, list(List::I32(sections.into()))));
+    }
+    if config.num_deepstack_layers > 0 {
+        keys.push(("n_deepstack_layers", count(config.num_deepstack_layers)));
+    }
+    if is_one_each {
+        // It has one norm under two names.
+        keys.push((gguf::norm_key(NormKind::Layer), Value::F32(config.rms_norm_eps as f32)));
+    }
+    if let Arrangement::BesideIf(key) | Arrangement::NormedApartIf(key) = family.arrangement {
+        keys.push((key, Value::Bool(config.blocks[0].sublayers[1].is_beside)));
+    }
+    keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
+    keys.extend(delta_nets(config)?);
+    keys.extend(state_spaces(config)?);
+    keys.extend(latent::keys(config)?);
+    keys.extend(experts(config)?);
+    keys.extend(windows_and_caps(config)?);
+    keys.extend(gemma4::keys(config)?);
+    keys.extend(multipliers(config));
+    check_ropes(config)?;
+    check_implied(config)?;
+    let architecture = architecture(config)?;
+    let named = keys.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value));
+    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.code()))]).collect())
+}
+
+/// How rotary frequencies are scaled.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
+fn scaling(config: &ModelConfig) -> Vec<(&'static str, Value)> {
+    let (family, rope) = (config.family(), &config.ropes[0]);
+    let count = |value: usize| Value::U32(value as u32);
+    let mut keys = Vec::new();
     if let Some(RopeScaling::Linear { factor }) = &rope.scaling {
         keys.extend([("rope.scaling.type", text("linear")), ("rope.scaling.factor", Value::F32(*factor as f32))]);
     }
@@ -111,7 +152,9 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
             ("rope.scaling.factor", Value::F32(*factor as f32)),
             ("rope.scaling.original_context_length", count(*original_max_position_embeddings)),
         ]);
-        if family.own_ropes == OwnRopes::Ministral {
+        if let Some(growth) = latent::yarn_growth(config) {
+            keys.push((gguf::YARN_GROWTH, Value::F32(0.1 * growth as f32)));
+        } else if family.own_ropes == OwnRopes::Ministral {
             let growth = rope.query_growth.map_or(0.0, |growth| growth.beta);
             // The third: cosines and sines have no factor.
             let numbers = gguf::MINISTRAL_YARN.iter().zip([*beta_fast, *beta_slow, 1.0, growth]);
@@ -126,27 +169,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
         keys.push(("rope.scaling.original_context_length", count(*original)));
         keys.push(("rope.scaling.attn_factor", Value::F32(*attention_factor as f32)));
     }
-    if let Some(RopeAxes { sections: [first, rows, columns], .. }) = rope.axes {
-        let sections = [first, rows, columns, 0].map(|pairs| i32::try_from(pairs).unwrap_or(i32::MAX));
-        keys.push((gguf::ROPE_SECTIONS, list(List::I32(sections.into()))));
-    }
-    if config.num_deepstack_layers > 0 {
-        keys.push(("n_deepstack_layers", count(config.num_deepstack_layers)));
-    }
-    if let Arrangement::BesideIf(key) = family.arrangement {
-        keys.push((key, Value::Bool(config.blocks[0].sublayers[1].is_beside)));
-    }
-    keys.extend(conv.map(|conv| (gguf::CONV_KERNEL, count(conv.kernel_size))));
-    keys.extend(delta_nets(config)?);
-    keys.extend(experts(config)?);
-    keys.extend(windows_and_caps(config)?);
-    keys.extend(gemma4::keys(config)?);
-    keys.extend(multipliers(config));
-    check_ropes(config)?;
-    check_implied(config)?;
-    let architecture = architecture(config)?;
-    let named = keys.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value));
-    Ok(named.chain([("general.file_type".to_owned(), Value::U32(dtype.code()))]).collect())
+    keys
 }
 
 /// What goes without saying there.
@@ -161,7 +184,9 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         "a head of its own"
     } else if config.family().gguf.architecture == Some("dots1") && shares_keys(config) {
         "fewer heads of keys than of queries"
-    } else if config.family().scales == Scales::Logits && config.blocks[0].sites[0].has_bias {
+    } else if [Scales::Logits, Scales::Parts].contains(&config.family().scales)
+        && config.blocks[0].sites.iter().any(|site| site.has_bias)
+    {
         "biases of attention"
     } else if config.family().no_rope == NoRope::Full
         && config.blocks[0].attention().is_none_or(|it| it.heads.window.is_none())
@@ -218,6 +243,44 @@ fn delta_nets(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Proble
     Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into())
 }
 
+/// The state spaces.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "counts below 2^32")]
+fn state_spaces(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let attentions = || config.blocks.iter().filter_map(Block::attention);
+    let is_hybrid = config.family().gguf.without_states.is_some();
+    let rope = is_hybrid.then(|| Value::Bool(attentions().any(|it| it.rope.is_some())));
+    let rope = rope.map(|has_rope| (gguf::HAS_ROPE, has_rope));
+    let Some(space) = config.blocks.iter().find_map(Block::state_space) else { return Ok(rope.into_iter().collect()) };
+    let has_mixture = config.blocks.iter().any(|block| block.mixture().is_some());
+    let is_alone = |block: &Block| block.sublayers.len() == 1 && block.gated().is_some();
+    let what = if space.bounds[0] > config.family().least_strength() || space.bounds[1].is_finite() {
+        "this `time_step_limit`"
+    } else if !space.has_conv_bias {
+        "convolutions without biases"
+    } else if config
+        .blocks
+        .iter()
+        .flat_map(|block| &block.sites)
+        .any(|site| site.name.contains("in_proj") && site.has_bias)
+    {
+        "biases of state spaces' projections"
+    } else if has_mixture && config.blocks.iter().any(is_alone) {
+        "feed-forward layers among mixtures"
+    } else if attentions().next().is_none() {
+        "no attention"
+    } else {
+        let heads = space.heads;
+        let counts = [space.kernel_size, heads.state_dim, heads.num_groups, heads.num_heads, heads.inner_width()]
+            .map(|count| count as u32);
+        let keys = gguf::STATE_COUNTS.into_iter().zip(counts.map(Value::U32));
+        return Ok(keys.chain(rope).collect());
+    };
+    refused(config, what)
+}
+
 /// The mixtures of experts.
 ///
 /// # Errors
@@ -230,7 +293,8 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     let router = config.family().experts.and_then(|experts| experts.router);
     let dense = config.blocks.iter().take_while(|block| block.mixture().is_none()).count();
     let is_sum = !matches!(mixture.probabilities, Probabilities::OfAll | Probabilities::Sigmoids);
-    if mixtures.len() + router.and(Some(dense)).unwrap_or(0) < config.num_layers() {
+    let is_one_each = config.family().arrangement == Arrangement::OneEach;
+    if !is_one_each && mixtures.len() + router.and(Some(dense)).unwrap_or(0) < config.num_layers() {
         return refused(config, "layers without experts");
     }
     if router.is_none_or(|router| router.groups.is_none()) && of_family.experts_sum_to_one != is_sum {
@@ -242,6 +306,10 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     }
     let shared = mixture.shared.as_ref();
     keys.extend(shared.map(|shared| ("expert_shared_feed_forward_length", shared.gated.intermediate_size)));
+    if let Some([down, _]) = mixture.latent {
+        let sites = config.blocks.iter().find(|block| block.mixture().is_some()).map(|block| &block.sites);
+        keys.extend(sites.map(|sites| (gguf::LATENT_EXPERTS, sites[down].shape[0])));
+    }
     let of_router = router.map(|router| of_router(config, mixture, (router, dense))).transpose()?;
     let keys = keys.into_iter().map(|(key, value)| (key, Value::U32(value as u32)));
     Ok(keys.chain(of_router.into_iter().flatten()).collect())
@@ -260,8 +328,10 @@ fn of_router(
     let count = |value: usize| Value::U32(value as u32);
     let Choice { bias, groups, factor } = mixture.choice;
     let width = mixture.experts[0].intermediate_size;
-    let num_shared = mixture.shared.as_ref().map(|shared| shared.gated.intermediate_size / width);
-    if bias.is_none() {
+    let is_count = router.shared.is_some_and(|(_, key)| !key.ends_with("_size"));
+    let of_shared = |shared: &SharedExpert| if is_count { shared.gated.intermediate_size / width } else { 1 };
+    let num_shared = mixture.shared.as_ref().map(of_shared);
+    if router.bias.is_some() && bias.is_none() {
         return refused(config, "a router without a bias");
     }
     if router.groups.is_none() && (factor - 1.0).abs() > 1e-9 {
@@ -270,13 +340,17 @@ fn of_router(
     if router.groups.is_some() && num_shared.is_none() {
         return refused(config, "experts without shared ones");
     }
-    let is_sum = !matches!(mixture.probabilities, Probabilities::Sigmoids);
+    if groups.is_some_and(|groups| groups.num_best != 2) {
+        return refused(config, "groups of experts that are chosen by their best one (`topk_method`)");
+    }
+    let is_sum = !matches!(mixture.probabilities, Probabilities::OfAll | Probabilities::Sigmoids);
     let gate = if router.sigmoid.is_some() { 2 } else { 1 };
     let mut keys = vec![(gguf::EXPERT_GATE, count(gate))];
     keys.extend(router.first.map(|_| (gguf::DENSE_LAYERS, count(dense))));
     keys.extend(num_shared.map(|num_shared| ("expert_shared_count", count(num_shared))));
     // ERNIE 4.5's could be every so many layers.
-    keys.extend(router.sigmoid.is_none().then(|| ("interleave_moe_layer_step", count(1))));
+    let is_ernie = router.sigmoid.is_none() && router.groups.is_none();
+    keys.extend(is_ernie.then(|| ("interleave_moe_layer_step", count(1))));
     if router.groups.is_some() {
         keys.extend(gguf::EXPERT_WEIGHTS.into_iter().zip([Value::F32(factor as f32), Value::Bool(is_sum)]));
     }
@@ -295,7 +369,7 @@ fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
     if config.family().scales != Scales::Multipliers {
         return Vec::new();
     }
-    let scale = config.blocks[0].attention().map_or(1.0, |attention| attention.heads.scale);
+    let scale = config.blocks.iter().find_map(Block::attention).map_or(1.0, |attention| attention.heads.scale);
     let of_outputs = config.blocks[0].sublayers[0].output_scale.unwrap_or(1.0);
     let found = [scale, config.embedding_scale.unwrap_or(1.0), of_outputs, config.logit_divisor];
     gguf::MULTIPLIERS.iter().zip(found).map(|((_, key), number)| (*key, Value::F32(number as f32))).collect()
@@ -313,7 +387,8 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         // What llama.cpp takes for granted.
         RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, attention_factor, .. } => {
             let has_usual_ramp = is_ministral || [*beta_fast, *beta_slow] == [32.0, 1.0];
-            let usual = if is_ministral { 1.0 } else { 1.0 + 0.1 * factor.ln() };
+            let usual =
+                if is_ministral || latent::yarn_growth(config).is_some() { 1.0 } else { 1.0 + 0.1 * factor.ln() };
             // A file does not say it.
             let truncates = *truncate != (family.own_ropes == OwnRopes::GptOss);
             has_usual_ramp && truncates && (attention_factor - usual).abs() < 1e-4
@@ -329,7 +404,9 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
     let expected = |layer: usize| match family.no_rope {
         NoRope::LastOf(every) => !(layer + 1).is_multiple_of(every),
         NoRope::Full => config.blocks[layer].attention().is_some_and(|it| it.heads.window.is_some()),
-        _ => true,
+        NoRope::All => config.blocks[layer].attention().is_none(),
+        NoRope::UnlessNamed => has_rope(&config.blocks[layer]),
+        NoRope::Never => true,
     };
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
         return Ok(());

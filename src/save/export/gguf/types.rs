@@ -86,7 +86,10 @@ impl FileType {
             let tensor = &mut tensors[index];
             // llama.cpp adds biases of experts in 32 bits alone.
             let is_weight = tensor.name.ends_with("weight");
-            if tensor.shape.len() == 1 || !is_weight || IN_F32.iter().any(|part| tensor.name.contains(part)) {
+            // The norm of a state space has a row for each group.
+            let is_norm = tensor.name.ends_with("_norm.weight");
+            if tensor.shape.len() == 1 || is_norm || !is_weight || IN_F32.iter().any(|part| tensor.name.contains(part))
+            {
                 tensor.kind = GgufType::F32;
                 continue;
             }
