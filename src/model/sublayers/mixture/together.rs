@@ -24,9 +24,7 @@ impl spec::Mixture {
             && together.takes(x, slots, self.choice, &self.gate_up(linears))
             && together.takes(x, slots, self.choice, &self.down(linears));
         let rank = |adapter: &Adapter| adapter.matrices.a.dims()[0] / self.experts.len();
-        let has_one = matches!(first.gate_up, Projections::Same(_)) && !linears.of_experts().is_empty();
-        let is_taken =
-            is_taken && !has_one && linears.of_experts().values().all(|adapter| together.takes_rank(rank(adapter)));
+        let is_taken = is_taken && linears.of_experts().values().all(|adapter| together.takes_rank(rank(adapter)));
         is_taken.then_some(together)
     }
 
