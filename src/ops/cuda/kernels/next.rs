@@ -108,7 +108,7 @@ fn changed<const D: usize>(
         run(&inputs, y, states);
     });
     let mut made = made.into_iter();
-    let y = made.next().map(Tensor::from_dispatch).unwrap_or_else(|| x.clone());
+    let y = made.next().map_or_else(|| x.clone(), Tensor::from_dispatch);
     (y, made.map(Tensor::from_dispatch).collect())
 }
 

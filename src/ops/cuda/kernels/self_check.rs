@@ -471,11 +471,11 @@ fn drawn(device: &Device, _: DType) -> Result<Results, String> {
     let draws =
         draws.into_iter().chain([Draw { min_p: Some(0.1), ..all }, Draw { index: 4, ..all }, Draw { seed: 8, ..all }]);
     let drawn = draw(place_of(device, DType::F32), &logits, &draws.collect::<Vec<_>>());
+    let drawn = drawn.into_iter().collect::<Option<Vec<_>>>().ok_or("a row has no token")?;
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let tokens = drawn.iter().map(|drawn| drawn.map_or(f32::NAN, |drawn| drawn.id as f32)).collect();
+    let tokens = drawn.iter().map(|drawn| drawn.id as f32).collect();
     #[expect(clippy::cast_possible_truncation, reason = "compared within less")]
-    let entropies =
-        drawn.iter().map(|drawn| drawn.and_then(|drawn| drawn.entropy).unwrap_or_default() as f32).collect();
+    let entropies = drawn.iter().map(|drawn| drawn.entropy.unwrap_or_default() as f32).collect();
     Ok(vec![("tokens", tokens), ("entropies", entropies)])
 }
 
