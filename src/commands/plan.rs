@@ -142,6 +142,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let forecast =
         source.and_then(|source| forecast(&recipe, &source, &workload, target.kind.is_gpu(), args.ranks == 1));
     let prices = prices(args, &recipe);
+    workload.image_tokens = forecast.as_ref().map_or(0, |forecast| forecast.most_image_tokens);
     let report = Report::new(&Basis {
         recipe: &recipe,
         workload: &workload,

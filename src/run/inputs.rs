@@ -291,6 +291,7 @@ pub(crate) fn workload<'a>(
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: if place.pads_rows() { padded_length(recipe.data.max_length) } else { recipe.data.max_length },
+        image_tokens: 0,
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
         layered_accumulation: recipe.train.layered_accumulation,

@@ -29,6 +29,8 @@ pub struct Workload<'a> {
     pub rows: usize,
     /// Tokens per sequence, with the padding that the device computes.
     pub row_length: usize,
+    /// Tokens of images in a micro-batch, at most.
+    pub image_tokens: usize,
     /// What a block's forward keeps for its backward.
     pub gradient_checkpointing: GradientCheckpointing,
     /// Micro-batches per step.
@@ -152,6 +154,7 @@ pub(super) mod tests {
             precision: Precision::F32,
             rows: 2,
             row_length: 512,
+            image_tokens: 0,
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 1,
             layered_accumulation: false,
