@@ -175,7 +175,9 @@ impl PublicFiles {
         // Numbers are not resolved.
         let host = url.host_str().unwrap_or_default();
         match host.trim_matches(['[', ']']).parse() {
-            Ok(number) if !may_ask(number, self.asks_this_machine) => Err(not_public(host, number)),
+            Ok(number) if !may_ask(number, self.asks_this_machine) => {
+                Err(format!("cannot be fetched: {}", not_public(host, number)))
+            }
             _ => Ok(url),
         }
     }

@@ -58,7 +58,7 @@ fn answers_that_are_rewarded_become_the_rule_and_a_resumed_run_gives_the_same_by
 #[test]
 fn a_run_that_is_resumed_between_two_uses_of_the_same_answers_gives_the_same_bytes() {
     let bench = Bench::new();
-    let reward = "kind = 'regex'\nregex_pattern = 'She|He |e'";
+    let reward = "kind = 'regex'\nregex_pattern = 'She|He | her'";
     let more = [
         "--set=objective.num_iterations=2",
         "--set=objective.steps_per_generation=4",

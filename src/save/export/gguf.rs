@@ -180,6 +180,10 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
     let mut layers: Vec<_> =
         selection.iter().map(|(layer, site, shape)| (config.module_name(layer, site), (layer, site), shape)).collect();
     layers.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    let num_parameters =
+        layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
+
+    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters)?;
     let makes_latents = |layer: usize, site: usize| {
         let block = &config.blocks[layer];
         let attention = block.attention().and_then(Attention::latent).is_some_and(|latent| latent.has(site));
@@ -190,10 +194,6 @@ pub fn adapter_gguf(model: &Path, adapter: &Path, out: &Path) -> Result<usize, E
         let problem = Problem::new(message).at(adapter.display());
         return Err(problem.hint("leave --adapter-only out: the merged model needs none").into());
     }
-    let num_parameters =
-        layers.iter().map(|(_, (layer, site), _)| config.blocks[*layer].sites[*site].num_weights()).sum();
-
-    let mut metadata = names::general(&config, "adapter", &stem(out), num_parameters)?;
     #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
     let alpha = saved.config.lora_alpha as f32;
     metadata.extend([("adapter.type", text("lora")), ("adapter.lora.alpha", Value::F32(alpha))].map(named));
