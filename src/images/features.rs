@@ -227,7 +227,7 @@ impl Features {
     /// The features of tokens of images, row by row.
     ///
     /// # Errors
-    /// A file that was removed or changed since it was checked, or what reports whoever makes those that are not kept.
+    /// A file that was removed or changed since it was checked, or an error of what makes the features that are not kept.
     pub fn read(&self, ids: &[u32]) -> io::Result<Vec<f32>> {
         let mut values = Vec::with_capacity(ids.len() * self.width);
         let by_image = self.by_image();
