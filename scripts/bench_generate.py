@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tokens per second of one and of eight greedy texts at once: lora-train serve, llama.cpp and transformers, in one run.
+"""Tokens per second of 1, 8, 16 and 64 texts at once: lora-train serve, llama.cpp and transformers, in one run.
 
 usage: bench_generate.py --model models/smollm2-135m [--gguf FILE.gguf] [--binary target/release/lora-train]
-                         [--tokens 128] [--rounds 5] [--out benches/results]
+                         [--before OLDER_PROGRAM] [--temperature 0] [--tokens 128] [--rounds 5] [--out benches/results]
 
 llama.cpp is the server of PyPI's xllamacpp, asked over HTTP as ours is; FILE.gguf is the model as llama.cpp's own
-convert_hf_to_gguf.py writes it. transformers generates in this process: eight texts are one batch. All servers are up for
-the whole run; in a round each side is measured once. Needs openai, torch and transformers; prints a table and writes JSON
+convert_hf_to_gguf.py writes it. transformers generates in this process: texts are one batch. All servers are up for
+the whole run; in a round each side is measured once. At temperature 0 texts are greedy. Needs openai, torch and transformers; prints a table and writes JSON
 with hardware, versions and command line to --out.
 """
 
@@ -28,12 +28,12 @@ import transformers
 import benchlib
 
 PROMPT = "Once upon a time there was a small dog who lived at the edge of a forest"
-COUNTS = (1, 8)
+COUNTS = (1, 8, 16, 64)
 LLAMA = """
 import sys, time, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.hostnames, params.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
-params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 8 * 512, 8, int(sys.argv[3])
+params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 64 * 512, 64, int(sys.argv[3])
 server = xllamacpp.Server(params)
 time.sleep(1e6)
 """
@@ -63,11 +63,11 @@ def served(command: list, port: int, log: pathlib.Path):
             server.terminate()
 
 
-def over_http(client, **extra):
+def over_http(client, temperature: float, **extra):
     def measure(count: int, tokens: int) -> float:
         def one(number: int) -> int:
-            answer = client.completions.create(model="base", prompt=f"{number}. {PROMPT}", temperature=0, max_tokens=tokens,
-                                               extra_body=extra)
+            answer = client.completions.create(model="base", prompt=f"{number}. {PROMPT}", temperature=temperature,
+                                               seed=number, max_tokens=tokens, extra_body=extra)
             return answer.usage.completion_tokens
         began = time.monotonic()
         with ThreadPoolExecutor(count) as pool:
@@ -76,15 +76,16 @@ def over_http(client, **extra):
     return measure
 
 
-def by_transformers(model: pathlib.Path, dtype: torch.dtype):
+def by_transformers(model: pathlib.Path, dtype: torch.dtype, temperature: float):
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    drawing = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
     def measure(count: int, tokens: int) -> float:
         ids = tokenizer([f"{number}. {PROMPT}" for number in range(count)], return_tensors="pt")
         began = time.monotonic()
         with torch.inference_mode():
-            written = network.generate(**ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+            written = network.generate(**ids, max_new_tokens=tokens, min_new_tokens=tokens, **drawing)
         return count * (written.shape[1] - ids["input_ids"].shape[1]) / (time.monotonic() - began)
     return measure
 
@@ -94,6 +95,8 @@ def main() -> None:
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--gguf", type=pathlib.Path)
     parser.add_argument("--binary", type=pathlib.Path, default=benchlib.default_binary())
+    parser.add_argument("--before", type=pathlib.Path, help="an older program, to be measured beside this one")
+    parser.add_argument("--temperature", type=float, default=0)
     parser.add_argument("--python", default=sys.executable, help="the Python that has xllamacpp")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
@@ -105,18 +108,19 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         logs = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides = {}
-        for dtype in ("f32", "bf16"):
+        binaries = {"lora-train": given.binary, "before": given.before}
+        for name, dtype in ((name, dtype) for name in binaries if binaries[name] for dtype in ("f32", "bf16")):
             port = free_port()
-            command = [given.binary, "serve", given.model, "--dtype", dtype, "--port", port]
-            client = stack.enter_context(served(command, port, logs / dtype))
-            sides[f"lora-train {dtype}"] = over_http(client)
+            command = [binaries[name], "serve", given.model, "--dtype", dtype, "--port", port]
+            client = stack.enter_context(served(command, port, logs / f"{name}-{dtype}"))
+            sides[f"{name} {dtype}"] = over_http(client, given.temperature)
         if given.gguf:
             port = free_port()
             command = [given.python, "-c", LLAMA, given.gguf, port, threads]
             client = stack.enter_context(served(command, port, logs / "llama"))
-            sides[f"llama.cpp {given.gguf.stem}"] = over_http(client, ignore_eos=True)
+            sides[f"llama.cpp {given.gguf.stem}"] = over_http(client, given.temperature, ignore_eos=True)
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-            sides[f"transformers {name}"] = by_transformers(given.model, dtype)
+            sides[f"transformers {name}"] = by_transformers(given.model, dtype, given.temperature)
         figures = {name: {count: [] for count in COUNTS} for name in sides}
         for measure in sides.values():
             measure(1, 8)
@@ -127,14 +131,13 @@ def main() -> None:
                     print(name, count, round(figures[name][count][-1], 1), file=sys.stderr, flush=True)
     result = [{"side": name, **{f"texts_{count}": statistics.median(counts[count]) for count in COUNTS}, "runs": counts}
               for name, counts in figures.items()]
-    lines = [(row["side"], f"{row['texts_1']:.1f}", f"{row['texts_8']:.1f}", f"{row['texts_8'] / row['texts_1']:.1f}")
-             for row in result]
-    print(benchlib.table(("tokens/s", "one text", "eight texts", "ratio"), lines))
+    lines = [(row["side"], *(f"{row[f'texts_{count}']:.1f}" for count in COUNTS)) for row in result]
+    print(benchlib.table(("tokens/s", *(f"{count} at once" for count in COUNTS)), lines))
     versions = benchlib.versions(given.binary, ("torch", "transformers")) | {
         "llama.cpp": f"xllamacpp {given.llama_version}" if given.gguf else None}
     print(benchlib.write_result(given.out, "generate", {
         "machine": benchlib.machine(), "versions": versions, "model": given.model.name, "tokens": given.tokens,
-        "figures": result}), file=sys.stderr)
+        "temperature": given.temperature, "figures": result}), file=sys.stderr)
 
 
 if __name__ == "__main__":

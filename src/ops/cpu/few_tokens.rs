@@ -21,10 +21,16 @@ mod words;
 use words::{Bf16Pair, F16Pair, SingleWord, WeightWord, WordKind};
 
 /// Most tokens of a product that is computed here; with more, packed weights pay.
-pub const FEW_TOKENS: usize = 16;
+pub const FEW_TOKENS: usize = 64;
 
 /// Rows of the weight that are multiplied at the same time, so that a value of `x` is loaded once for all of them.
 const ROWS: usize = 4;
+
+/// Tokens whose products are laid in order at a time: their numbers of an output lie in a cache line.
+const GROUP: usize = 16;
+
+/// Outputs of a token that are written at a time, a cache line.
+const LINE: usize = 16;
 
 /// Most numbers in a vector of any instruction set.
 const MAX_LANES: usize = 16;
@@ -194,10 +200,15 @@ pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mu
     with_scratch(y.len(), |products| {
         products_of_few(x, w, in_features, products);
         let out_features = products.len() / tokens;
-        let rows = y.par_chunks_mut(out_features).with_min_len(rows_per_chunk(out_features)).enumerate();
-        rows.for_each(|(token, y)| {
-            for (y, products) in y.iter_mut().zip(products.chunks_exact(tokens)) {
-                *y = if accumulate { *y + products[token] } else { products[token] };
+        let groups = y.par_chunks_mut(GROUP * out_features).with_min_len(rows_per_chunk(GROUP * out_features));
+        groups.enumerate().for_each(|(group, y)| {
+            for (block, products) in products.chunks(LINE * tokens).enumerate() {
+                for (token, y) in y.chunks_exact_mut(out_features).enumerate() {
+                    let products = products.iter().skip(group * GROUP + token).step_by(tokens);
+                    for (y, product) in y[block * LINE..].iter_mut().zip(products) {
+                        *y = if accumulate { *y + product } else { *product };
+                    }
+                }
             }
         });
     });
@@ -323,7 +334,7 @@ mod tests {
                 w.iter().map(|w| (bf16::from_f32(*w), f16::from_f32(*w))).unzip();
             for weight in [Weight::f32(&w), Weight::bf16(&halves), Weight::f16(&small)] {
                 for (weight, accumulate) in [(weight, false), (weight, true), (weight.rounding(true), false)] {
-                    for tokens in [2, 3, 4, 7, FEW_TOKENS] {
+                    for tokens in [2, 3, 4, 7, 35, FEW_TOKENS] {
                         let x = random(tokens * in_features, 2);
                         let mut together = vec![0.5; tokens * out_features];
                         linear(&x, weight, in_features, out_features, &mut together, accumulate);
