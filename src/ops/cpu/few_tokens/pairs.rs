@@ -74,13 +74,14 @@ fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32],
             }
         }
     }
-    let y = y.chunks_mut(tokens);
-    if let Ok(vectors) = <&[__m512; LANES]>::try_from(sums.as_flattened()) {
+    if R * T == LANES {
+        let mut vectors = [_mm512_setzero_ps(); LANES];
+        vectors.as_chunks_mut().0.iter_mut().zip(sums).for_each(|(vectors, sums): (&mut [_; T], _)| *vectors = sums);
         let sums = sums_of_all(vectors);
-        y.zip(sums.as_chunks().0).for_each(|(y, sums): (_, &[f32; TOKENS])| y[..TOKENS].copy_from_slice(sums));
+        y.chunks_mut(tokens).zip(sums.chunks(T)).for_each(|(y, sums)| y[..T].copy_from_slice(sums));
         return;
     }
-    for (y, sums) in y.zip(sums) {
+    for (y, sums) in y.chunks_mut(tokens).zip(sums) {
         for (y, sum) in y.iter_mut().zip(sums) {
             *y = _mm512_reduce_add_ps(sum);
         }
@@ -91,22 +92,24 @@ fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32],
 /// vectors at a time.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn sums_of_all(vectors: &[__m512; LANES]) -> [f32; LANES] {
-    // In an order that the steps below undo.
-    let vector = |i: usize| vectors[[0, 8, 4, 12][i / 4] + [0, 2, 1, 3][i % 4]];
-    let halves: [_; 8] = std::array::from_fn(|i| {
-        let (a, b) = (vector(i), vector(i + 8));
-        _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
-    });
-    let quarters: [_; 4] = std::array::from_fn(|i| {
+fn sums_of_all(vectors: [__m512; LANES]) -> [f32; LANES] {
+    let [mut halves, mut quarters, mut pairs] = [[_mm512_setzero_ps(); LANES / 2]; 3];
+    for (i, half) in halves.iter_mut().enumerate() {
+        // In an order that the last step undoes.
+        let of = |i: usize| [0, 8, 4, 12][i / 4] + [0, 2, 1, 3][i % 4];
+        let (a, b) = (vectors[of(i)], vectors[of(i + 8)]);
+        *half = _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+    }
+    for (i, quarter) in quarters[..4].iter_mut().enumerate() {
         let (a, b) = (halves[i], halves[i + 4]);
-        _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
-    });
-    let pairs: [_; 2] = std::array::from_fn(|i| {
+        *quarter =
+            _mm512_add_ps(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+    }
+    for (i, pair) in pairs[..2].iter_mut().enumerate() {
         let (a, b) = (quarters[i], quarters[i + 2]);
-        _mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b))
-    });
-    let [a, b] = pairs;
+        *pair = _mm512_add_ps(_mm512_shuffle_ps::<0b01_00_01_00>(a, b), _mm512_shuffle_ps::<0b11_10_11_10>(a, b));
+    }
+    let [a, b] = [pairs[0], pairs[1]];
     let sums = _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b));
     // SAFETY: both are 16 numbers.
     unsafe { std::mem::transmute(sums) }
