@@ -3,6 +3,7 @@
 pub(crate) mod calls;
 mod grammar;
 mod logprobs;
+mod lookup;
 mod together;
 mod writing;
 
@@ -10,7 +11,6 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use burn::tensor::Tensor;
 use serde_json::{Value, json};
 
 use crate::data::encode::taken_out;
@@ -20,10 +20,7 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::images::{Images, is_of_image};
 use crate::lora::AdapterSet;
 use crate::model::Model;
-use crate::model::decode::{NextTokens, Sequence, next_logits};
-use crate::ops::draw::draw;
-
-use writing::{Next, Writing};
+use crate::model::decode::Sequence;
 
 pub use grammar::{Grammar, GrammarError, Grammars, json_of, quoted};
 pub use logprobs::Logprobs;
@@ -146,8 +143,8 @@ pub struct Generated {
     pub prompt_seconds: f64,
     /// Seconds for the tokens after the first.
     pub decode_seconds: f64,
-    /// Forward passes of single tokens within `decode_seconds`.
-    pub num_passes: usize,
+    /// Tokens behind which others were drawn within `decode_seconds`.
+    pub num_decoded: usize,
 }
 
 impl Generated {
@@ -155,7 +152,7 @@ impl Generated {
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53 tokens")]
     pub fn tokens_per_second(&self) -> Option<f64> {
-        (self.num_passes > 0).then(|| self.num_passes as f64 / self.decode_seconds)
+        (self.num_decoded > 0).then(|| self.num_decoded as f64 / self.decode_seconds)
     }
 }
 
@@ -199,34 +196,28 @@ impl Generator<'_> {
         options: &GenerateOptions,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
-        check(self.model, prompt_ids)?;
-        let (ids, texts) = (&self.stops.ids, self.stops.texts.clone());
-        let mut writing = Writing::new(self.tokenizer, prompt_ids, options, ids, texts, false)?;
+        let mut batch = TextBatch::new(self.model, self.tokenizer).of_turns();
+        let request = TextRequest::new(prompt_ids.to_vec(), self.adapters, *options, self.stops);
+        let seen = std::mem::replace(sequence, Sequence::new(self.model));
+        let (mut token_ids, mut text, mut ending) = (Vec::new(), String::new(), Ending::Stopped);
+        let mut take = |_, new: NewText| {
+            token_ids.extend(new.token);
+            text.push_str(&new.text);
+            let then = on_text(&new.text);
+            ending = new.ending.filter(|_| then.is_continue()).unwrap_or(Ending::Stopped);
+            then
+        };
         let start = Instant::now();
-        let kept = sequence.keep_start_of(prompt_ids);
-        let mut logits = self.logits(sequence, &prompt_ids[kept..]);
+        batch.go_on(0, request, Some(seen), &mut take)?;
         let prompt_seconds = start.elapsed().as_secs_f64();
         let decode_start = Instant::now();
-        let ending = loop {
-            let drawn = draw(self.model.place(), &logits, &[writing.draw]).remove(0);
-            let drawn = drawn.ok_or(Ending::NonFiniteLogits);
-            let Next { text, then, .. } = writing.take(drawn, is_full(self.model, sequence))?;
-            if on_text(&text).is_break() {
-                break Ending::Stopped;
-            }
-            match then {
-                Ok(token) => logits = self.logits(sequence, &[token]),
-                Err(ending) => break ending,
-            }
-        };
+        while !batch.is_empty() {
+            batch.step(&mut take)?;
+        }
         let decode_seconds = decode_start.elapsed().as_secs_f64();
-        let num_passes = sequence.num_tokens() - prompt_ids.len();
-        let Writing { token_ids, text, .. } = writing;
-        Ok(Generated { token_ids, text, ending, prompt_seconds, decode_seconds, num_passes })
-    }
-
-    fn logits(&self, sequence: &mut Sequence, token_ids: &[u32]) -> Tensor<2> {
-        next_logits(self.model, &mut [NextTokens { sequence, adapters: self.adapters, token_ids }])
+        batch.take_ended().into_iter().for_each(|(_, seen)| *sequence = seen);
+        let num_decoded = sequence.num_tokens() - prompt_ids.len();
+        Ok(Generated { token_ids, text, ending, prompt_seconds, decode_seconds, num_decoded })
     }
 
     /// Continues each prompt greedily by a few sentences: the samples that a run shows at its evaluations. The same

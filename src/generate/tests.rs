@@ -6,6 +6,7 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Inner};
 
+use super::writing::{Next, Writing};
 use super::*;
 use crate::data::batch::{Batch, Document};
 use crate::device::Dtype;
@@ -84,7 +85,7 @@ fn greedy_text_is_that_of_full_passes_and_streams_as_a_whole() {
     let generated = generator.generate(&prompt_ids, &options, on_text).unwrap();
     assert_eq!(generated.token_ids, greedy_without_cache(&model, &prompt_ids, 30));
     assert_eq!(generated.ending, Ending::MaxNewTokens);
-    assert_eq!(generated.num_passes, 29);
+    assert_eq!(generated.num_decoded, 29);
     assert_eq!(streamed.into_inner(), generated.text);
 }
 
@@ -114,9 +115,9 @@ fn positions_that_the_model_was_not_made_for_are_never_used() {
     let generate = |prompt_ids: &[u32]| generator.generate(prompt_ids, &GenerateOptions::default(), go_on);
     // The last of 16 positions gives one more token, which needs no position.
     let generated = generate(&[1; 10]).unwrap();
-    assert_eq!((generated.ending, generated.token_ids.len(), generated.num_passes), (Ending::MaxPositions, 7, 6));
+    assert_eq!((generated.ending, generated.token_ids.len(), generated.num_decoded), (Ending::MaxPositions, 7, 6));
     let generated = generate(&[1; 16]).unwrap();
-    assert_eq!((generated.ending, generated.token_ids.len(), generated.num_passes), (Ending::MaxPositions, 1, 0));
+    assert_eq!((generated.ending, generated.token_ids.len(), generated.num_decoded), (Ending::MaxPositions, 1, 0));
     assert!(generated.tokens_per_second().is_none());
     let error = generate(&[1; 17]).unwrap_err().to_string();
     assert!(error.contains("17 tokens long") && error.contains("16 positions"), "{error}");
@@ -373,6 +374,45 @@ fn a_text_goes_on_from_what_the_model_has_seen_as_one_that_begins_with_all_of_it
             ids.extend(written);
             // A reply.
             ids.extend([9, 10, turn]);
+        }
+    }
+}
+
+#[test]
+fn guessed_tokens_are_taken_where_they_are_drawn_and_the_text_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = write_tokenizer(folder.path(), PLAIN, "{}");
+    let (model, adapters, endless) = (model(256), AdapterSet::none(2), Stops::default());
+    let prompt = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 8, 7]].concat();
+    // The tokens of one text beside others, how many the model has seen of it, and in how many passes.
+    let write = |num_others: u64, temperature: f64, max_new_tokens: usize| {
+        let (mut batch, mut passes) = (TextBatch::new(&model, &tokenizer).of_turns(), 0);
+        let tokens = RefCell::new(Vec::new());
+        let on_text = |id: u64, new: NewText| {
+            tokens.borrow_mut().extend(new.token.filter(|_| id == 0));
+            ControlFlow::Continue(())
+        };
+        for id in 0..=num_others {
+            let options = GenerateOptions { max_new_tokens, temperature, seed: 7 + id, ..GenerateOptions::default() };
+            let request = TextRequest::new(prompt.clone(), &adapters, options, &endless);
+            batch.add(id, request, on_text).unwrap();
+        }
+        while !batch.is_empty() {
+            batch.step(on_text).unwrap();
+            passes += 1;
+        }
+        let seen = batch.take_ended().into_iter().find(|(id, _)| *id == 0).unwrap().1.num_tokens();
+        (tokens.into_inner(), seen, passes)
+    };
+    for temperature in [0.0, 0.4] {
+        for max_new_tokens in [100, 244, 300] {
+            let (alone, seen, passes) = write(0, temperature, max_new_tokens);
+            // With so many others nothing is guessed.
+            let (beside, seen_beside, passes_beside) = write(8, temperature, max_new_tokens);
+            assert_eq!(alone, beside);
+            assert_eq!((seen, seen), (seen_beside, prompt.len() + alone.len() - 1));
+            assert_eq!(passes_beside, alone.len() - 1);
+            assert!(passes < passes_beside, "{passes} of {passes_beside} passes at {temperature}");
         }
     }
 }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::grammar::Grammar;
 use super::logprobs::{Logprobs, logprobs};
+use super::lookup::guess;
 use super::writing::{Next, Writing};
 use super::{Ending, GenerateError, GenerateOptions, check, is_full};
 use crate::data::template::Stops;
@@ -16,7 +17,7 @@ use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::budget::text_bytes;
 use crate::model::decode::{MOST_TEXTS, NextTokens, Sequence, next_logits};
-use crate::ops::draw::{LOGITS, draw};
+use crate::ops::draw::{Draw, Drawn, LOGITS, draw};
 use crate::util::faults;
 
 /// A text to write.
@@ -95,6 +96,10 @@ pub struct TextBatch<'a> {
 
 /// Texts that are written together without asking for memory.
 const SEVERAL: usize = 16;
+/// Texts beside which tokens are guessed: with few, a pass of some tokens more takes hardly longer.
+const FEW: usize = 8;
+/// Tokens that are guessed for a text, and where all of them were right.
+const GUESSED: [usize; 2] = [3, 7];
 
 #[derive(Debug)]
 struct Text<'a> {
@@ -109,6 +114,8 @@ struct Text<'a> {
     token: u32,
     /// What its layers keep at most.
     most_bytes: usize,
+    /// Tokens that are guessed beyond the next one.
+    most_guessed: usize,
 }
 
 impl<'a> TextBatch<'a> {
@@ -196,14 +203,16 @@ impl<'a> TextBatch<'a> {
                 let other = other.map(|(sequence, _)| sequence).filter(|_| self.ended.is_none());
                 let mut sequence = seen.or(other).unwrap_or_else(|| Sequence::new(self.model));
                 let kept = sequence.keep_start_of(&prompt_ids);
-                let part = NextTokens { sequence: &mut sequence, adapters, token_ids: &prompt_ids[kept..] };
+                let part =
+                    NextTokens { sequence: &mut sequence, adapters, token_ids: &prompt_ids[kept..], num_logits: 1 };
                 let logits: Vec<f32> = faults::read(next_logits(self.model, &mut [part]), LOGITS);
                 (sequence, logits)
             }
         };
         let shared = shares_start.then(|| sequence.clone());
+        let (unshown, [most_guessed, _]) = (VecDeque::new(), GUESSED);
         let mut text =
-            Text { id, sequence, adapters, writing, top_logprobs, unshown: VecDeque::new(), token: 0, most_bytes };
+            Text { id, sequence, adapters, writing, top_logprobs, unshown, token: 0, most_bytes, most_guessed };
         let next = text.writing.next(&logits, is_full(self.model, &text.sequence))?;
         let goes_on = text.take(next, &logits, &mut on_text);
         self.before = shared.map(|sequence| (sequence, logits)).or(self.before.take());
@@ -216,7 +225,7 @@ impl<'a> TextBatch<'a> {
         Ok(())
     }
 
-    /// Gives every text its next token; those that have ended are gone afterwards.
+    /// Gives every text its next token, or some; those that have ended are gone afterwards.
     ///
     /// # Errors
     /// A token that cannot be decoded.
@@ -224,16 +233,32 @@ impl<'a> TextBatch<'a> {
         if self.texts.is_empty() {
             return Ok(());
         }
+        let next: Vec<Vec<u32>> = self.texts.iter().map(|text| self.next_of(text)).collect();
         let mut parts = Vec::with_capacity(self.texts.len());
-        for Text { sequence, adapters, token, .. } in &mut self.texts {
-            parts.push(NextTokens { sequence, adapters, token_ids: std::slice::from_ref(token) });
+        for (Text { sequence, adapters, .. }, token_ids) in self.texts.iter_mut().zip(&next) {
+            parts.push(NextTokens { sequence, adapters, token_ids, num_logits: token_ids.len() });
         }
         let logits = next_logits(self.model, &mut parts);
-        let (nexts, logits) = self.next_tokens(logits)?;
-        let mut rows = logits.chunks(self.model.config.vocab_size);
+        let (drawn, logits) = self.drawn(logits, &next);
+        let (mut drawn, mut logits) = (drawn.into_iter(), logits.chunks(self.model.config.vocab_size));
         let mut kept = Vec::with_capacity(self.texts.len());
-        for (mut text, next) in self.texts.drain(..).zip(nexts) {
-            if text.take(next, rows.next().unwrap_or_default(), &mut on_text) {
+        for (mut text, next) in self.texts.drain(..).zip(next) {
+            let mut of_text = drawn.by_ref().take(next.len()).collect::<Vec<_>>().into_iter();
+            let before = text.sequence.num_tokens() - next.len();
+            let (mut num_right, mut goes_on) = (0, true);
+            // A guess that was not drawn is followed by nothing.
+            while goes_on && num_right < next.len() && (num_right == 0 || next[num_right] == text.token) {
+                num_right += 1;
+                let is_full = before + num_right >= self.model.config.max_position_embeddings;
+                let drawn = of_text.next().unwrap_or(Err(Ending::NonFiniteLogits));
+                let next = text.writing.take(drawn, is_full)?;
+                goes_on = text.take(next, logits.next().unwrap_or_default(), &mut on_text);
+            }
+            if num_right < next.len() {
+                text.sequence.truncate(before + num_right);
+            }
+            text.most_guessed = GUESSED[usize::from(num_right == next.len() && next.len() > 1)];
+            if goes_on {
                 kept.push(text);
             } else if let Some(ended) = &mut self.ended {
                 ended.push((text.id, text.sequence));
@@ -243,24 +268,37 @@ impl<'a> TextBatch<'a> {
         Ok(())
     }
 
-    /// The next token of each text, and the logits, if one of them is more than drawn from: otherwise these stay on the device.
-    fn next_tokens(&mut self, logits: Tensor<2>) -> Result<(Vec<Next>, Vec<f32>), GenerateError> {
-        let model = self.model;
-        let is_full = |text: &Text<'_>| is_full(model, &text.sequence);
-        if self.texts.iter().all(|text| text.writing.grammar.is_none() && text.top_logprobs.is_none()) {
-            let draws: Vec<_> = self.texts.iter().map(|text| text.writing.draw).collect();
-            let drawn = self.texts.iter_mut().zip(draw(model.place(), &logits, &draws));
-            let taken = drawn.map(|(text, drawn)| {
-                let is_full = is_full(text);
-                text.writing.take(drawn.ok_or(Ending::NonFiniteLogits), is_full)
-            });
-            return Ok((taken.collect::<Result<_, _>>()?, Vec::new()));
+    /// What the model sees next of a text: its token, and what may follow.
+    fn next_of(&self, text: &Text<'_>) -> Vec<u32> {
+        let seen = text.sequence.token_ids();
+        let left = self.model.config.max_position_embeddings.saturating_sub(seen.len() + 1);
+        let most = text.most_guessed.min(left);
+        let is_guessed = self.texts.len() <= FEW && self.only_draws() && text.sequence.can_go_back(self.model);
+        let guessed = if is_guessed { guess(seen, text.token, most) } else { &[] };
+        [&[text.token], guessed].concat()
+    }
+
+    /// What is drawn behind each of the tokens, and the logits, if one of the texts is more than drawn from: otherwise these stay on the
+    /// device.
+    fn drawn(&mut self, logits: Tensor<2>, next: &[Vec<u32>]) -> (Vec<Result<Drawn, Ending>>, Vec<f32>) {
+        if self.only_draws() {
+            let of_text = |(text, next): (&Text<'_>, &Vec<u32>)| {
+                let first = text.writing.draw;
+                (0..).take(next.len()).map(move |later| Draw { index: first.index + later, ..first })
+            };
+            let draws: Vec<_> = self.texts.iter().zip(next).flat_map(of_text).collect();
+            let drawn = draw(self.model.place(), &logits, &draws).into_iter();
+            return (drawn.map(|drawn| drawn.ok_or(Ending::NonFiniteLogits)).collect(), Vec::new());
         }
         let logits = faults::read(logits, LOGITS);
-        let texts: Vec<_> = self.texts.iter_mut().map(|text| (is_full(text), &mut text.writing)).collect();
-        let rows = logits.par_chunks(model.config.vocab_size);
-        let nexts = texts.into_par_iter().zip(rows).map(|((is_full, writing), logits)| writing.next(logits, is_full));
-        Ok((nexts.collect::<Result<_, _>>()?, logits))
+        let rows = logits.par_chunks(self.model.config.vocab_size);
+        let drawn = self.texts.par_iter_mut().zip(rows).map(|(text, logits)| text.writing.choose(logits));
+        (drawn.collect(), logits)
+    }
+
+    /// Whether nothing but the drawn tokens is asked of logits.
+    fn only_draws(&self) -> bool {
+        self.texts.iter().all(|text| text.writing.grammar.is_none() && text.top_logprobs.is_none())
     }
 }
 

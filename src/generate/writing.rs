@@ -102,7 +102,7 @@ impl<'a> Writing<'a> {
         Self { grammar, ..self }
     }
 
-    /// Chooses the next token by its logits. `is_full`: there is no position for it.
+    /// Chooses the next token and takes it. `is_full`: there is no position for it.
     pub(super) fn next(&mut self, logits: &[f32], is_full: bool) -> Result<Next, TokenizerError> {
         let drawn = self.choose(logits);
         self.take(drawn, is_full)
@@ -147,7 +147,8 @@ impl<'a> Writing<'a> {
         Ok(Next { text, token, shown, then: Err(if is_stopped { Ending::EndOfText } else { ending }) })
     }
 
-    fn choose(&mut self, logits: &[f32]) -> Result<Drawn, Ending> {
+    /// Chooses the next token by its logits.
+    pub(super) fn choose(&mut self, logits: &[f32]) -> Result<Drawn, Ending> {
         let drawn = match &mut self.grammar {
             None => draw_row(logits, &self.draw),
             Some(grammar) => {

@@ -48,20 +48,32 @@ impl Sequence {
         self.token_ids == token_ids
     }
 
+    /// The tokens so far.
+    #[must_use]
+    pub fn token_ids(&self) -> &[u32] {
+        &self.token_ids
+    }
+
+    /// Whether [`truncate`](Self::truncate) can leave some tokens: a state of all tokens cannot go back to some of them, and keys
+    /// that turn by the length of a text are another's.
+    #[must_use]
+    pub fn can_go_back(&self, model: &Model) -> bool {
+        !self.caches.iter().any(LayerCache::is_state) && !keys_depend_on_length(model)
+    }
+
     /// Keeps the tokens that `token_ids` starts with, but not all of it, and returns how many these are: the rest is still to
     /// be passed to the model.
     pub fn keep_start_of(&mut self, token_ids: &[u32]) -> usize {
         let equal = self.token_ids.iter().zip(token_ids).take_while(|(a, b)| a == b).count();
         let kept = equal.min(token_ids.len().saturating_sub(1));
-        // A state of all tokens cannot go back to some of them.
         let is_lost = kept < self.num_tokens() && self.caches.iter().any(LayerCache::is_state);
         let kept = if is_lost { 0 } else { kept };
         self.truncate(kept);
         kept
     }
 
-    /// Forgets all tokens but the first `num_tokens`.
-    fn truncate(&mut self, num_tokens: usize) {
+    /// Forgets all tokens but the first `num_tokens`; a state forgets all.
+    pub fn truncate(&mut self, num_tokens: usize) {
         if num_tokens >= self.num_tokens() {
             return;
         }
@@ -79,9 +91,12 @@ pub struct NextTokens<'a> {
     pub adapters: &'a AdapterSet,
     /// One token or more; where there are several parts, at most [`MOST_TEXTS`] in all.
     pub token_ids: &'a [u32],
+    /// The logits after so many of its last tokens are wanted.
+    pub num_logits: usize,
 }
 
-/// Appends tokens to texts and returns the logits after each, `[parts, vocab_size]` in `f32`. Dropout is off.
+/// Appends tokens to texts and returns the logits that their parts want, one behind the other, `[.., vocab_size]` in `f32`. Dropout
+/// is off.
 ///
 /// On the CPU the logits of a text are the same to the bit whatever other texts are in the pass.
 #[must_use]
@@ -95,8 +110,7 @@ pub fn next_logits(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     }
     let have_modules = parts.iter().any(|part| part.adapters.full.replaces_modules());
     let see_ahead = parts.iter().any(|part| model.sees_ahead(part.token_ids));
-    let depend_on_length = model.config.ropes.iter().any(|rope| rope.reach(usize::MAX) > 0);
-    if !depend_on_length && !see_ahead && (is_one || !have_modules) {
+    if !keys_depend_on_length(model) && !see_ahead && (is_one || !have_modules) {
         return kernels::run(model.place(), || logits_of_last(model, parts));
     }
     // Where the rotary frequencies depend on the length of a text, each has its own, and keys are computed again when they change.
@@ -111,28 +125,34 @@ pub fn next_logits(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
         }
         let token_ids = [&part.sequence.token_ids, part.token_ids].concat();
         part.sequence.truncate(0);
-        let part = NextTokens { sequence: part.sequence, adapters: part.adapters, token_ids: &token_ids };
+        let part = NextTokens { sequence: part.sequence, token_ids: &token_ids, ..*part };
         kernels::run(model.place(), || logits_of_last(model, &mut [part]))
     });
     Tensor::cat(each.collect(), 0)
 }
 
+/// Whether keys turn by the length of their text.
+fn keys_depend_on_length(model: &Model) -> bool {
+    model.config.ropes.iter().any(|rope| rope.reach(usize::MAX) > 0)
+}
+
 fn logits_of_last(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     let lengths: Vec<usize> = parts.iter().map(|part| part.token_ids.len()).collect();
     let x = last_block(model, parts, &lengths);
+    let num_logits: Vec<usize> = parts.iter().map(|part| part.num_logits).collect();
     let mut end = 0;
-    let lasts = lengths.iter().map(|length| {
+    let lasts = lengths.iter().zip(&num_logits).map(|(length, wanted)| {
         end += length;
-        x.clone().narrow(0, end - 1, 1)
+        x.clone().narrow(0, end - wanted, *wanted)
     });
-    let last = if lengths.iter().all(|length| *length == 1) { x.clone() } else { Tensor::cat(lasts.collect(), 0) };
+    let last = if lengths == num_logits { x.clone() } else { Tensor::cat(lasts.collect(), 0) };
     let norm = parts.first().map_or_else(|| model.norm.clone(), |part| model.own_norm(part.adapters));
     let (normed, _) = norm.forward(model.place(), &last, model.config.rms_norm_eps);
     let of_rows = |(texts, adapters): (Range<usize>, &AdapterSet)| {
         let normed = normed.clone().narrow(0, texts.start, texts.len());
         model.own_head(adapters).head().logits(model.place(), &normed)
     };
-    Tensor::cat(by_token_rows(parts, &vec![1; parts.len()]).into_iter().map(of_rows).collect(), 0)
+    Tensor::cat(by_token_rows(parts, &num_logits).into_iter().map(of_rows).collect(), 0)
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.
@@ -254,7 +274,7 @@ mod tests {
 
     /// The logits after more tokens of one text.
     fn one(model: &Model, sequence: &mut Sequence, adapters: &AdapterSet, token_ids: &[u32]) -> Vec<f32> {
-        values(next_logits(model, &mut [NextTokens { sequence, adapters, token_ids }]))
+        values(next_logits(model, &mut [NextTokens { sequence, adapters, token_ids, num_logits: 1 }]))
     }
 
     /// Largest difference from the logits of the full pass, relative to the largest logit, over all splits.
@@ -457,8 +477,9 @@ mod tests {
             };
             let mut sequences = start();
             let parts = sequences.iter_mut().zip(sets);
-            let mut parts: Vec<_> =
-                parts.map(|(sequence, adapters)| NextTokens { sequence, adapters, token_ids: &[11] }).collect();
+            let mut parts: Vec<_> = parts
+                .map(|(sequence, adapters)| NextTokens { sequence, adapters, token_ids: &[11], num_logits: 1 })
+                .collect();
             let together = values(next_logits(&model, &mut parts));
             let rows = together.chunks(model.config.vocab_size);
             for (((sequence, adapters), together), prompt) in start().iter_mut().zip(sets).zip(rows).zip(prompts) {

@@ -82,7 +82,9 @@ impl HostCodes {
 /// A tensor that owns `values`. No copy on the CPU backend.
 #[must_use]
 pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+    // A GPU would leave gaps between the rows of a matrix, which are closed by a copy wherever kernels take it.
+    let length = [values.len()];
+    Tensor::<1>::from_data(TensorData::new(values, length), (device, DType::F32)).reshape(shape)
 }
 
 /// The bytes of a tensor of floats.

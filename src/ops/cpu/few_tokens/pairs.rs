@@ -92,6 +92,7 @@ fn of_group<const R: usize, const T: usize>(x: &[u32], tokens: usize, w: &[u32],
 /// vectors at a time.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[expect(clippy::large_types_passed_by_value, reason = "they are in registers")]
 fn sums_of_all(vectors: [__m512; LANES]) -> [f32; LANES] {
     let [mut halves, mut quarters, mut pairs] = [[_mm512_setzero_ps(); LANES / 2]; 3];
     for (i, half) in halves.iter_mut().enumerate() {

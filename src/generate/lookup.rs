@@ -1,0 +1,39 @@
+//! Prompt lookup (Saxena, 2023): what a text goes on with is guessed from what stood behind its last tokens where it had them before.
+//!
+//! A pass computes the guess with the next token, and as much of it is taken as was drawn: the text is the same, in fewer passes.
+
+use crate::images::is_of_image;
+
+/// Last tokens that must be the same.
+const EQUAL: usize = 3;
+
+/// At most `most` tokens that may follow `next`, the token behind those `seen`: what followed the last place where the same tokens
+/// stood.
+pub(super) fn guess(seen: &[u32], next: u32, most: usize) -> &[u32] {
+    let Some(start) = (seen.len() + 1).checked_sub(EQUAL) else { return &[] };
+    let last = &seen[start..];
+    let ends = (EQUAL..=seen.len()).rev();
+    let is_same = |end: &usize| seen[end - 1] == next && seen[..end - 1].ends_with(last);
+    let Some(end) = ends.into_iter().find(is_same) else { return &[] };
+    let follows = &seen[end..seen.len().min(end + most)];
+    &follows[..follows.iter().position(|id| is_of_image(*id)).unwrap_or(follows.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guess_is_what_followed_the_same_tokens_last() {
+        let seen = [1, 2, 3, 4, 1, 2, 3, 5, 6, 1, 2];
+        assert_eq!(guess(&seen, 3, 2), [5, 6]);
+        assert_eq!(guess(&seen, 3, 9), [5, 6, 1, 2]);
+        assert_eq!(guess(&seen, 4, 9), [] as [u32; 0]);
+        for few in 0..3 {
+            assert_eq!(guess(&seen[..few], 1, 9), [] as [u32; 0], "{few}");
+        }
+        // Where a token repeats, it is guessed from its own end.
+        assert_eq!(guess(&[7, 7, 7], 7, 4), [] as [u32; 0]);
+        assert_eq!(guess(&[7, 7, 7, 7], 7, 4), [7]);
+    }
+}
