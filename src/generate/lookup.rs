@@ -12,9 +12,8 @@ const EQUAL: usize = 3;
 pub(super) fn guess(seen: &[u32], next: u32, most: usize) -> &[u32] {
     let Some(start) = (seen.len() + 1).checked_sub(EQUAL) else { return &[] };
     let last = &seen[start..];
-    let ends = (EQUAL..=seen.len()).rev();
     let is_same = |end: &usize| seen[end - 1] == next && seen[..end - 1].ends_with(last);
-    let Some(end) = ends.into_iter().find(is_same) else { return &[] };
+    let Some(end) = (EQUAL..seen.len()).rev().find(is_same) else { return &[] };
     let follows = &seen[end..seen.len().min(end + most)];
     &follows[..follows.iter().position(|id| is_of_image(*id)).unwrap_or(follows.len())]
 }
@@ -32,7 +31,7 @@ mod tests {
         for few in 0..3 {
             assert_eq!(guess(&seen[..few], 1, 9), [] as [u32; 0], "{few}");
         }
-        // Where a token repeats, it is guessed from its own end.
+        // Nothing is known of what follows the end.
         assert_eq!(guess(&[7, 7, 7], 7, 4), [] as [u32; 0]);
         assert_eq!(guess(&[7, 7, 7, 7], 7, 4), [7]);
     }
