@@ -94,7 +94,10 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {}, "granitemoe": {},
           "glm4_moe": {}, "dots1": {"num_key_value_heads": 4}, "ernie4_5_moe": {}, "minimax_m2": {}, "lfm2_moe": {"routed_scaling_factor": 1.0},
           "cohere": {"attention_bias": False}, "cohere2": {}, "stablelm": {}, "stablelm-beside": {}, "starcoder2": {"sliding_window": None},
-          "hunyuan_v1_dense": {}, "hunyuan_v1_moe": {},
+          "hunyuan_v1_dense": {}, "hunyuan_v1_moe": {}, "phi": {}, "exaone_moe": {}, "solar_open": {}, "hy_v3": {},
+          # llama.cpp has windows of EXAONE 4 in models of 64 layers alone.
+          "exaone4": {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 4, "rope_scaling": ROPE, "head_dim": 12},
+          "exaone4-64": {"num_hidden_layers": 64, "rope_scaling": ROPE, "head_dim": 12, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16},
           # llama.cpp has no bounds of strengths, and no feed-forward layers among mixtures.
           "jais2": {}, "olmo3": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
           "gpt_neox": {}, "granitemoehybrid": {}, "falcon_h1": {},
@@ -159,7 +162,7 @@ def main() -> None:
 
 def random_model(name: str, folder: pathlib.Path, tokenizer: pathlib.Path = REPOSITORY / "quickstart/model", **changes) -> pathlib.Path:
     """A model of tests/golden with random weights and that tokenizer."""
-    source = REPOSITORY / "tests/golden" / name.removesuffix("-dense") / "config.json"
+    source = REPOSITORY / "tests/golden" / name.removesuffix("-dense").removesuffix("-64") / "config.json"
     source = source if source.exists() else REPOSITORY / "tests/golden/llama-with-biases/config.json"
     config = json.loads(source.read_text()) | RANDOM[name] | changes
     folder.mkdir()
@@ -195,14 +198,14 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
     # To PEFT, all linear layers are experts and routers, too.
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
     targets += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
-    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "hunyuan_v1_moe") + LATENT
+    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "hunyuan_v1_moe", "exaone_moe", "solar_open") + LATENT
     targets = targets if has_experts else "all-linear"
     # Those of Gemma 4's routers and before its layers stay frozen here.
     excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None
     # PEFT refuses it.
     excluded = ["out_proj"] if base.config.model_type in ("nemotron_h", "falcon_h1") else excluded
     # The output of the first attention.
-    outputs = (name for name, _ in base.named_modules() if re.search(r"self_attn\.(o|out)_proj$|mixer\.o_proj$|attention\.dense$", name))
+    outputs = (name for name, _ in base.named_modules() if re.search(r"self_attn\.(o_proj|out_proj|dense)$|mixer\.o_proj$|attention\.dense$", name))
     first = next(outputs).removeprefix("model.")
     experts = [name for name, _ in base.named_parameters() if with_experts and name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
     settings = LoraConfig(r=4, lora_alpha=2, target_parameters=experts, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,

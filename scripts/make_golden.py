@@ -808,7 +808,7 @@ def stored(model_type: str, name: str, tensor: torch.Tensor):
     """The parts of a parameter that files have, with their names there: of experts in one tensor, each matrix."""
     if model_type in ("mixtral", "minimax_m2"):
         name = name.replace(".mlp.", ".block_sparse_moe.")
-    name = name.replace(".gate.moe_statics.", ".moe_statics.")
+    name = name.replace(".gate.moe_statics.", ".moe_statics.").replace(".mlp.e_score_", ".mlp.gate.e_score_")
     if model_type in ("granitemoe", "granitemoehybrid"):
         name = name.replace("router.weight", "router.layer.weight")
     if ".experts." not in name:

@@ -20,13 +20,13 @@ mod shipped;
 mod stored;
 mod vision;
 
-pub use block::attention::{Attention, Heads, LATENT_NAMES, LATENT_NORMS, Latent, Qkv, QueryKeyNorms};
+pub use block::attention::{Attention, HeadWeights, Heads, LATENT_NAMES, LATENT_NORMS, Latent, Qkv, QueryKeyNorms};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
     Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, ExpertGroups,
     FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture,
-    NEOX_NAMES, PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE,
+    NEOX_NAMES, PHI_NAMES, PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE,
     SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
@@ -148,7 +148,7 @@ impl ModelConfig {
     /// files, stay as they are.
     pub fn grow(&mut self, vocab_size: usize) {
         let is_gguf = self.quantisation.as_ref().is_some_and(|stored| stored.method == Method::Gguf);
-        if self.layer_inputs.is_none() && !is_gguf {
+        if self.layer_inputs.is_none() && !is_gguf && !self.family().has_head_bias {
             self.num_new_rows += vocab_size.saturating_sub(self.vocab_size);
             self.vocab_size = self.vocab_size.max(vocab_size);
         }
@@ -262,6 +262,8 @@ impl ModelConfig {
             for (norm, width) in block.norms(self.hidden_size) {
                 tensors.extend(self.norm_tensors(&in_layer(layer, norm), width));
             }
+            let by_head = block.attention().and_then(Attention::norms_by_head).into_iter().flatten().flatten();
+            tensors.extend(by_head.map(|(name, shape)| (in_layer(layer, &name), shape)));
             tensors.extend(block.other_tensors(self.hidden_size).map(|(name, shape)| (in_layer(layer, name), shape)));
         }
         if let Some(LayerInputs { vocab_size, width }) = self.layer_inputs {
@@ -273,6 +275,9 @@ impl ModelConfig {
         tensors.extend(self.norm_tensors(self.last_norm, self.hidden_size));
         if !self.tie_word_embeddings {
             tensors.push(("lm_head.weight".to_owned(), vec![self.vocab_size, self.hidden_size]));
+        }
+        if self.family().has_head_bias {
+            tensors.push((HEAD_BIAS.to_owned(), vec![self.vocab_size]));
         }
         tensors
     }
@@ -289,6 +294,8 @@ impl ModelConfig {
 /// The embedding's module in a language model alone.
 const EMBEDDING: &str = "model.embed_tokens";
 
+/// Name of what a head adds to its logits, in models with such.
+pub const HEAD_BIAS: &str = "lm_head.bias";
 /// Name of the table of [`LayerInputs`].
 pub const LAYER_INPUT_TABLE: &str = "model.embed_tokens_per_layer.weight";
 /// Name of what projects the embeddings of the tokens to those of the layers.
@@ -297,7 +304,7 @@ pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weigh
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 12] = [
+pub const LINEAR_NAMES: [&[&str]; 13] = [
     &SITE_NAMES,
     &FUSED_NAMES,
     &DELTA_NET_NAMES,
@@ -310,6 +317,7 @@ pub const LINEAR_NAMES: [&[&str]; 12] = [
     &PLAIN_MLP_NAMES,
     &LATENT_EXPERT_NAMES,
     &NEOX_NAMES,
+    &PHI_NAMES,
 ];
 
 /// Where multimodal models have the decoder of their language model, and GPT-NeoX its own.
@@ -321,11 +329,21 @@ pub fn nesting_of(module: &str) -> Option<&'static str> {
     NESTINGS.into_iter().find(|nesting| module.starts_with(nesting))
 }
 
+/// What files of K-EXAONE and Hunyuan 3 call parts of a mixture, and their modules.
+const ROUTER_NAMES: [(&str, &str); 3] = [
+    (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
+    (".mlp.expert_bias", ".mlp.gate.e_score_correction_bias"),
+    (".mlp.router.gate.", ".mlp.gate."),
+];
+
 /// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
 /// transformers 4.52 the language model was around the decoder. Files of Nemotron-H have a `backbone`, and call its embedding
 /// otherwise, as do those of GPT-NeoX, whose first ones have another name for the head.
 #[must_use]
 pub fn name_alone(name: &str) -> Option<String> {
+    if let Some((theirs, ours)) = ROUTER_NAMES.iter().find(|(theirs, _)| name.contains(theirs)) {
+        return Some(name.replace(theirs, ours));
+    }
     let rest = match name.strip_prefix("language_model.") {
         Some(rest) => return Some(rest.to_owned()),
         None if name == "embed_out.weight" => return Some("lm_head.weight".to_owned()),

@@ -591,11 +591,11 @@ mod tests {
     #[test]
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
-        let of_layer: PerSite<_> = (0..35)
+        let of_layer: PerSite<_> = (0..38)
             .map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0, num_experts: None }))
             .collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 105);
+        assert_eq!(selection.hits[0].num_hits, 114);
     }
 
     #[test]

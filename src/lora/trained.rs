@@ -246,6 +246,10 @@ impl LoraConfig {
         if embeds && config.has_other_embedding() {
             problems.push(OTHER_EMBEDDING.to_owned());
         }
+        if found.contains_key(&FullTensor::Head) && config.family().has_head_bias {
+            problems
+                .push("the head of this model has a bias, which stays frozen here and PEFT would train too".to_owned());
+        }
         if embeds && self.trainable_token_indices.is_some() {
             problems.push("the whole embedding, beside its rows in `trainable_token_indices`".to_owned());
         }
@@ -311,6 +315,14 @@ mod tests {
             assert_eq!(modules(names, true).unwrap(), [FullTensor::Tied]);
         }
         assert_eq!(modules(&["norm"], true).unwrap(), [FullTensor::Norm("model.norm"), around[0], around[1]]);
+    }
+
+    #[test]
+    fn a_head_with_a_bias_is_not_trained() {
+        let lora = LoraConfig { modules_to_save: Some(vec!["lm_head".to_owned()]), ..LoraConfig::default() };
+        let phi = ModelConfig { model_type: "phi".to_owned(), ..tiny_with(&[("num_hidden_layers", 1)]) };
+        let errors = lora.modules(&ModelConfig { tie_word_embeddings: false, ..phi }).unwrap_err();
+        assert!(errors[0].contains("the head of this model has a bias"), "{errors:?}");
     }
 
     #[test]

@@ -29,6 +29,15 @@ impl OwnHead {
     pub fn head(&self) -> Head<'_> {
         Head { weight: &self.weight, rows: self.rows.as_ref(), inputs: None, soft_cap: self.soft_cap }
     }
+
+    /// The head whose logits, of an input that is divided by a number, are divided by that too.
+    #[must_use]
+    pub fn over(&self, divisor: f64) -> Self {
+        let mut over = self.clone();
+        over.weight.bias = over.weight.bias.map(|bias| bias / divisor);
+        over.soft_cap = over.soft_cap.map(|cap| cap / divisor);
+        over
+    }
 }
 
 impl ModelConfig {
@@ -125,5 +134,29 @@ impl Model {
     #[must_use]
     pub fn own_norm_backward(&self, grad: Tensor<2>) -> Tensor<2> {
         grad / self.config.logit_divisor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::ops::host;
+    use crate::ops::place::place_of;
+
+    #[test]
+    fn a_head_over_a_number_makes_logits_over_it() {
+        let device = Device::flex();
+        let place = place_of(&device, DType::F32);
+        let tensor = |values: &[f32], rows| host::tensor(values.to_vec(), [rows, values.len() / rows], &device);
+        let bias = Some(tensor(&[0.5, -2.0, 3.0], 1).squeeze_dim(0));
+        let weight = Weight { bias, ..Weight::new(tensor(&[1.0, 2.0, -1.0, 0.5, 0.25, -3.0], 3)) };
+        let own = OwnHead { weight, rows: None, soft_cap: Some(4.0) };
+        let hidden = tensor(&[1.5, -0.5, 0.25, 2.0], 2);
+        let logits = |own: &OwnHead, hidden| own.head().logits(place, &hidden).into_data().try_to_vec::<f32>().unwrap();
+        let expected = logits(&own, hidden.clone()).into_iter().map(|logit| logit / 0.5);
+        let found = logits(&own.over(0.5), hidden / 0.5);
+        assert!(found.iter().zip(expected).all(|(found, is)| (found - is).abs() < 1e-5), "{found:?}");
     }
 }

@@ -19,8 +19,8 @@ use crate::ops::place::place_of;
 use crate::ops::quantised::Coding;
 use crate::schema::Problem;
 use crate::spec::{
-    self, BLOCK_SCALE, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, ModelConfig, NormKind, Role,
-    SiteId, in_layer,
+    self, BLOCK_SCALE, HEAD_BIAS, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, ModelConfig, NormKind,
+    Role, SiteId, in_layer,
 };
 use crate::util::faults;
 
@@ -72,6 +72,8 @@ fn load_all(
     } else {
         weights.matrix("lm_head.weight", shape, storage, config, device)?
     };
+    let head_bias = config.family().has_head_bias;
+    let head_bias = head_bias.then(|| weights.load(HEAD_BIAS, [vocab_size], Dtype::F32, device)).transpose()?;
     let host = (storage.residency == Residency::Host).then(|| Arc::new(HostBlocks::new(device)));
     let block = |layer| {
         let block = load_block(config, weights, layer, storage, rounds, device)?;
@@ -90,7 +92,7 @@ fn load_all(
         blocks?,
         // What divides the logits may as well divide what they are made of.
         over(load_norm(config, weights, config.last_norm, device)?, config.logit_divisor),
-        Weight { values: lm_head, bias: None, rounds },
+        Weight { values: lm_head, bias: head_bias, rounds },
     );
     let layer_inputs = load_layer_inputs(config, weights, storage, rounds, device)?;
     let is_mapped = storage.residency == Residency::Mapped;

@@ -328,8 +328,8 @@ impl Losses for Cpu {
         let rows_weight = head.rows.map(|rows| HostWeight::new(&rows.weight));
         let own = head.rows.zip(rows_weight.as_ref()).map(|(rows, weight)| (&*rows.ids, weight.get()));
         let num_own = own.map_or(0, |(ids, _)| ids.len());
-        let inputs = head.inputs.map(host::view);
-        let head = cpu::Head { weight: weight.get(), rows: own, soft_cap: head.soft_cap };
+        let (inputs, bias) = (head.inputs.map(host::view), head.weight.bias.as_ref().map(host::view));
+        let head = cpu::Head { weight: weight.get(), bias: bias.as_deref(), rows: own, soft_cap: head.soft_cap };
         let mut losses = vec![0.0; targets.len()];
         let of_grads = |width: usize| vec![0.0; if scale.is_some() { targets.len() * width } else { 0 }];
         let (mut dhidden, mut drows) = (of_grads(width), of_grads(num_own));

@@ -160,6 +160,31 @@ mod tests {
     }
 
     #[test]
+    fn a_bias_is_what_a_last_input_of_1_would_make() {
+        let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            let place = place_of(&device, DType::F32);
+            let wide = values(VOCAB * (WIDTH + 1), 1.0, &device, VOCAB);
+            let bias = wide.clone().narrow(1, WIDTH, 1).squeeze_dim(1);
+            let weight = Weight { bias: Some(bias), ..Weight::new(wide.clone().narrow(1, 0, WIDTH)) };
+            let hidden = values(TARGETS * WIDTH, 3.0, &device, TARGETS);
+            let with_one = Tensor::cat(vec![hidden.clone(), Tensor::ones([TARGETS, 1], &device)], 1);
+            let run = |hidden: &Tensor<2>, weight: &Weight, soft_cap| {
+                let head = Head { weight, rows: None, inputs: None, soft_cap };
+                let (losses, grads) = linear_cross_entropy(place, hidden, head, &targets, 2.0, LossChunk::Tokens(16));
+                let alone = linear_cross_entropy_loss(place, hidden, head, &targets, LossChunk::Tokens(16));
+                let dhidden = grads.dhidden.narrow(1, 0, WIDTH);
+                [losses.unsqueeze(), alone.unsqueeze(), dhidden, head.logits(place, hidden)]
+                    .map(|tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap())
+            };
+            for cap in [None, Some(3.0)] {
+                let expected = run(&with_one, &Weight::new(wide.clone()), cap);
+                run(&hidden, &weight, cap).iter().zip(&expected).for_each(|(found, is)| assert_close(found, is));
+            }
+        }
+    }
+
+    #[test]
     fn the_gradient_of_a_whole_head_is_that_of_the_weighted_losses() {
         let weights = |device: &Device| values(TARGETS, 1.5, device, TARGETS);
         let targets: Vec<u32> = (0..53).map(|i| i * 5 % 37).collect();

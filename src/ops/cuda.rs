@@ -46,7 +46,7 @@ use super::plain::delta_rule::chunks::CHUNK_TOKENS;
 use super::plain::delta_rule::plain_delta_rule_numbers;
 use super::product::F32Products;
 use crate::device::Dtype;
-use crate::spec::{DeltaHeads, Heads};
+use crate::spec::{Activation, Block, DeltaHeads, Heads, ModelConfig, NormKind};
 
 use table::Kernel;
 
@@ -199,6 +199,25 @@ fn has_attention(heads: Heads, dtype: DType) -> bool {
         && heads.soft_cap.is_none()
         && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256)
         && check::is_on(Kernel::Attention)
+}
+
+/// Whether a kernel computes what is made of a gate.
+fn has_activation(activation: Activation) -> bool {
+    matches!(activation, Activation::Silu | Activation::GeluTanh)
+}
+
+/// What of a model has no kernels of our own, however wide it is, and is burn's tensor calls on NVIDIA GPUs.
+#[must_use]
+pub fn without_kernels(config: &ModelConfig) -> Vec<&'static str> {
+    let blocks = || config.blocks.iter();
+    let attentions = || blocks().filter_map(Block::attention);
+    let parts = [
+        ("attention", attentions().any(|attention| attention.heads.soft_cap.is_some())),
+        ("LayerNorms", config.norm_kind != NormKind::Rms),
+        ("activation", blocks().flat_map(Block::all_gated).any(|gated| !has_activation(gated.activation))),
+        ("state spaces", blocks().any(|block| block.state_space().is_some())),
+    ];
+    parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)).collect()
 }
 
 /// Whether kernels compute attention on the caches of texts with such heads.

@@ -464,6 +464,7 @@ impl Block {
             let num_norms = if attention.key_value_layer().is_some() { 1 } else { 2 };
             attention
                 .norm_widths()
+                .filter(|_| attention.norms_by_head().is_none())
                 .into_iter()
                 .flat_map(move |widths| attention.norm_names.into_iter().zip(widths).take(num_norms))
         });
@@ -513,6 +514,9 @@ pub const PLAIN_MLP_NAMES: [&str; 2] = ["mlp.c_fc", "mlp.c_proj"];
 
 /// Names of layers that some families have for the first three, and for the two of gate and up.
 pub const FUSED_NAMES: [&str; 2] = ["self_attn.qkv_proj", "mlp.gate_up_proj"];
+
+/// Names of those of Phi-1 and 2 that other families have not: the output of attention, and the feed-forward layers.
+pub const PHI_NAMES: [&str; 3] = ["self_attn.dense", "mlp.fc1", "mlp.fc2"];
 
 /// Names of the linear layers of GPT-NeoX.
 pub const NEOX_NAMES: [&str; 4] =

@@ -26,6 +26,8 @@ pub(crate) struct Family {
     pub(crate) scales: Scales,
     /// Feed-forward layers have a gate.
     pub(super) gated: bool,
+    /// The head, which is not the embedding then, adds a bias.
+    pub(crate) has_head_bias: bool,
     /// What its attention has besides.
     pub(super) attention_extra: AttentionExtra,
     /// The feed-forward layers are mixtures of experts; of Gemma 4, they have such beside them where `enable_moe_block` says so.
@@ -151,6 +153,8 @@ pub(crate) enum NoRope {
     All,
     /// Those without a window (Cohere 2).
     Full,
+    /// The same, but none where `sliding_window` is null (EXAONE 4).
+    FullUnlessNull,
 }
 
 /// Scalings of rotary frequencies that one family has, or has in its own way.
@@ -196,6 +200,8 @@ pub(crate) struct Gguf {
     pub(crate) tied_head: Option<bool>,
     /// The weights of a token's experts sum to 1.
     pub(crate) experts_sum_to_one: bool,
+    /// Of models with a [`Router`], a file says what those weights are multiplied by, and whether they sum to 1 before.
+    pub(crate) expert_factor: bool,
     /// A file says how wide experts are.
     pub(crate) expert_width: bool,
 }
@@ -218,6 +224,7 @@ impl Gguf {
         windows: GgufWindows::Never,
         tied_head: None,
         experts_sum_to_one: true,
+        expert_factor: true,
         expert_width: true,
     };
 }
@@ -228,6 +235,11 @@ pub(crate) enum GgufWindows {
     Never,
     /// All, with a width in the file.
     Everywhere,
+    /// All but the last of each `pattern` in a model of so many layers; in others none.
+    OfLayers {
+        num_layers: usize,
+        pattern: usize,
+    },
     /// All but the last of each `pattern`. Scores are over the root of the width of a head; in a model of as many layers as the
     /// largest, of the mean width.
     AllButEvery {
@@ -350,8 +362,10 @@ pub(crate) struct Router {
     /// Name within the block of the bias of the choice, and the key that says whether there is one, if there is such; absent: none has
     /// a bias.
     pub(crate) bias: Option<(&'static str, Option<&'static str>)>,
-    /// `n_group`, `topk_group` and `routed_scaling_factor` have a say. Absent: they do not.
+    /// `n_group` and `topk_group` have a say. Absent: they do not.
     pub(crate) groups: Option<RouterGroups>,
+    /// The key of what weights of experts are multiplied by, and its value where absent.
+    pub(crate) factor: (&'static str, f64),
     /// Name within the block of the shared experts, and the key of their number, or of the width of all.
     pub(crate) shared: Option<(&'static str, &'static str)>,
     /// The key of the first layer with a mixture, and its value where absent.
@@ -367,8 +381,6 @@ pub(crate) struct RouterGroups {
     pub(crate) by_method: bool,
     /// Number of a group's best experts whose probabilities decide.
     pub(crate) num_best: usize,
-    /// `routed_scaling_factor`
-    pub(crate) factor: f64,
 }
 
 /// What scores of attention, embeddings, outputs of sublayers and logits are multiplied by.
@@ -400,6 +412,8 @@ pub(crate) enum Scales {
 pub(super) enum Biases {
     /// No layer, whatever the config says: the family has no such key.
     None,
+    /// Every layer.
+    All,
     /// The layers of queries, keys and values, whatever the config says.
     QueryKeyValue,
     /// `attention_bias` decides for the layers of queries, keys and values; this is its value where absent.

@@ -128,7 +128,11 @@ pub(crate) fn implied(
     num_heads: usize,
     head_dim: usize,
 ) -> Option<Implied> {
-    let GgufWindows::AllButEvery { pattern, largest } = family.gguf.windows else { return None };
+    let (pattern, largest) = match family.gguf.windows {
+        GgufWindows::AllButEvery { pattern, largest } => (pattern, largest),
+        GgufWindows::OfLayers { num_layers: with_windows, pattern } if num_layers == with_windows => (pattern, None),
+        _ => return None,
+    };
     let scalar = if largest == Some(num_layers) { hidden / num_heads.max(1) } else { head_dim };
     Some(Implied { pattern, query_scalar: scalar as f64, local_theta: 10_000.0 })
 }
@@ -315,7 +319,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     if has_experts {
         // What llama.cpp does, whatever the file says, but where it asks.
         json.insert("norm_topk_prob".to_owned(), json!(family.gguf.experts_sum_to_one));
-        experts(file, &key, router, &mut json)?;
+        experts(file, &key, family, &mut json)?;
     }
     if is_gemma4 {
         gemma4::read(file, &key, &mut json)?;
@@ -395,9 +399,10 @@ pub const CONV_KERNEL: &str = "shortconv.l_cache";
 fn experts(
     file: &GgufFile,
     key: &dyn Fn(&str) -> String,
-    router: Option<Router>,
+    family: &Family,
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
+    let router = family.experts.and_then(|experts| experts.router);
     let counts = router.map_or(["num_experts", "num_experts_per_tok"], |router| router.counts);
     for (ours, theirs) in counts.into_iter().zip(["expert_count", "expert_used_count"]) {
         json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
@@ -406,7 +411,7 @@ fn experts(
     let width = |part: &str| file.tensors().get(&format!("blk.{dense}.{part}.weight"))?.shape.first().copied();
     let of_experts = width("ffn_up.0");
     if let Some(router) = router {
-        of_router(file, key, (router, dense), json)?;
+        of_router(file, key, (family, router, dense), json)?;
         let shared = router.shared.filter(|(_, key)| !key.ends_with("_size"));
         let shared = shared.zip(width("ffn_up_shexp").zip(of_experts));
         json.extend(shared.map(|((_, count), (shared, width))| (count.to_owned(), json!(shared / width.max(1)))));
@@ -445,7 +450,7 @@ pub const EXPERT_GATE: &str = "expert_gating_func";
 fn of_router(
     file: &GgufFile,
     key: &dyn Fn(&str) -> String,
-    (router, dense): (Router, u64),
+    (family, router, dense): (&Family, Router, u64),
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
     let gate = if router.sigmoid.is_some() { 2 } else { 1 };
@@ -454,10 +459,12 @@ fn of_router(
     }
     json.extend(router.first.map(|(first, _)| (first.to_owned(), json!(dense))));
     json.insert("topk_method".to_owned(), json!("greedy"));
-    if router.groups.is_some() {
+    if family.gguf.expert_factor {
         let [scale, norm] = EXPERT_WEIGHTS.map(&key);
-        json.extend(file.number(&scale).map(|factor| ("routed_scaling_factor".to_owned(), json!(factor))));
+        json.extend(file.number(&scale).map(|factor| (router.factor.0.to_owned(), json!(factor))));
         json.insert("norm_topk_prob".to_owned(), json!(file.flag(&norm).unwrap_or(false)));
+    }
+    if router.groups.is_some() {
         for (ours, theirs) in ["n_group", "topk_group"].into_iter().zip(EXPERT_GROUPS) {
             json.insert(ours.to_owned(), json!(file.integer(&key(theirs))?.unwrap_or(1)));
         }
@@ -488,6 +495,10 @@ fn windows_and_caps(
                 Ok(())
             }
             Some(window) => Err(unsupported(file, &key("attention.sliding_window"), window, 0)),
+            None if matches!(family.gguf.windows, GgufWindows::OfLayers { .. }) => {
+                json.insert("sliding_window".to_owned(), serde_json::Value::Null);
+                Ok(())
+            }
             None => Ok(()),
         };
     };

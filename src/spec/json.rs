@@ -4,7 +4,7 @@ use std::path::Path;
 
 use self::layers::{Layer, PartFactors, Widths};
 use super::block::Activation;
-use super::block::attention::Heads;
+use super::block::attention::{HeadWeights, Heads, QueryKeyNorms};
 use super::families::{FAMILIES, LACKING, WRAPPERS};
 use super::family::{Arrangement, AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
 use super::{ModelConfig, NormKind, stored};
@@ -119,7 +119,11 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let original = original.then(|| json.count("original_max_position_embeddings", 1, 1..=1 << 32));
     let mixtures = experts::mixtures(json, family, intermediate, num_hidden_layers);
     let delta_net = delta_net::shape(json, family);
-    let qk_norms = family.qk_norms.filter(|_| family.model_type != "glm4_moe" || json.boolean("use_qk_norm", false));
+    let qk_norms = family.qk_norms.filter(|norms| match (family.model_type, norms) {
+        ("glm4_moe", _) | (_, QueryKeyNorms::ByHead(HeadWeights::Together)) => json.boolean("use_qk_norm", false),
+        (_, QueryKeyNorms::ByHead(HeadWeights::Apart)) => json.boolean("qk_layernorm", false),
+        _ => true,
+    });
     let (short_conv, activation) = (short_conv(json, family), activation(json, family));
     let mut layers = if kinds.is_empty() {
         layers::layers(json, family, num_hidden_layers)
@@ -227,7 +231,7 @@ fn lacking(name: &str) -> String {
 
 const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
                             Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4, \
-                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Falcon-H1, Cohere, StableLM, Starcoder 2, Hunyuan, GPT-NeoX, Seed-OSS and the text of Qwen2-VL \
+                            Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Falcon-H1, Cohere, StableLM, Starcoder 2, Hunyuan, GPT-NeoX, Phi-1 and 2, EXAONE 4, Solar Open, Seed-OSS and the text of Qwen2-VL \
                             to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
 
 /// How the sublayers of a layer follow each other, without a key.
@@ -363,14 +367,17 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     if !matches!(family.biases, Biases::Keys([("use_bias", _), ..])) {
         json.only("use_bias", "false", |value| *value == Value::Boolean(false));
     }
-    // Those of all published Seed-OSS and Starcoder 2 are 0.1.
-    let are_ignored = matches!(family.model_type, "seed_oss" | "starcoder2");
+    // Those of all published Seed-OSS and Starcoder 2 are 0.1, and one of Phi-2's.
+    let are_ignored = matches!(family.model_type, "seed_oss" | "starcoder2" | "phi");
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"].into_iter().filter(|_| !are_ignored)
     {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
     json.only("clip_qkv", "null", |_| false);
-    if family.norm_kind != NormKind::Rms {
+    if family.has_head_bias {
+        json.only("tie_word_embeddings", "false", |value| *value == Value::Boolean(false));
+    }
+    if family.norm_kind != NormKind::Rms && !matches!(family.qk_norms, Some(QueryKeyNorms::ByHead(_))) {
         for key in ["use_qk_norm", "qk_layernorm"] {
             json.only(key, "false: LayerNorms of heads are not computed here", |value| *value == Value::Boolean(false));
         }
@@ -438,8 +445,11 @@ fn biases(json: &mut Section, family: &Family) -> [bool; 3] {
     if let Biases::Keys(keys) = family.biases {
         return keys.map(|(key, default)| json.boolean(key, default));
     }
+    if family.biases == Biases::All {
+        return [true; 3];
+    }
     let has_key = |key| match family.biases {
-        Biases::None | Biases::QueryKeyValue | Biases::QueryKeyValueKey(_) | Biases::Keys(_) => false,
+        Biases::None | Biases::All | Biases::QueryKeyValue | Biases::QueryKeyValueKey(_) | Biases::Keys(_) => false,
         Biases::AttentionKey => key == "attention_bias",
         Biases::AttentionAndMlpKeys => true,
     };

@@ -13,12 +13,16 @@ use super::{
 use crate::ops::attention::{Attended, AttentionInputs, attention_backward, with_sinks};
 use crate::ops::cached_attention::KeyValueCache;
 use crate::ops::head_norm::{
-    Factors, HeadNorms, norm_and_rotate, norm_and_rotate_backward, norm_values, norm_values_backward,
+    Factors, HeadNorms, norm_and_rotate, norm_and_rotate_backward, norm_by_head, norm_by_head_backward, norm_values,
+    norm_values_backward,
 };
 use crate::ops::linear::InputGrad;
 use crate::ops::output_gate::{gate_output, gate_output_backward};
 use crate::ops::rotary::rotate;
 use crate::spec::{self, Qkv, QueryKeyNorms, SINKS};
+
+/// Of queries and of keys.
+type Pair = [Tensor<2>; 2];
 
 /// An attention and its own frozen weights.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ struct AttentionKept {
     latents: Option<Latents>,
     /// Queries and keys before their norms, and what the backward of these needs, where the family has them.
     before_head_norms: Option<([Tensor<2>; 2], Factors)>,
+    /// Queries and keys before norms by head, where it has such.
+    before_norms_by_head: Option<[Tensor<2>; 2]>,
     /// Queries and keys behind the rotary embedding, where they are normed there.
     turned: Option<[Tensor<2>; 2]>,
     /// Values before their norm, where the family has one and they are no other layer's.
@@ -60,7 +66,10 @@ impl SublayerShape for spec::Attention {
         let [of_q, of_k] = self.norm_names;
         // Keys of an earlier layer are normed there; what stands for them here is zero.
         let of_k = if self.key_value_layer().is_some() { of_q } else { of_k };
-        let head_norms = self.norm_widths().map(|[q, k]| Ok([weights.norm(of_q, q)?, weights.norm(of_k, k)?]));
+        let head_norms = match self.norms_by_head() {
+            Some([q, k]) => Some(Ok([weights.norms_by_head(&q)?, weights.norms_by_head(&k)?])),
+            None => self.norm_widths().map(|[q, k]| Ok([weights.norm(of_q, q)?, weights.norm(of_k, k)?])),
+        };
         let ones = || Tensor::ones([self.heads.head_dim], (weights.device, DType::F32));
         Ok(Arc::new(AttentionWeights {
             spec: self.clone(),
@@ -108,6 +117,8 @@ impl SublayerShape for spec::Attention {
         });
         // The keys and values keep the memory of the queries and their gate, which are taken apart.
         let held = if by.joins_outputs { 2 * gate } else { 0 };
+        // Heads, less their means and normed, in `f32`.
+        let centred = self.norms_by_head().map_or(0, |_| 4 * query * size_of::<f32>() / by.dtype.num_bytes());
         SublayerSizes {
             kept: 2 * query
                 + 2 * key_value
@@ -118,8 +129,11 @@ impl SublayerShape for spec::Attention {
                 + held
                 + of_latents
                 + beside,
-            forward: by.hidden_size + gate + made,
-            backward: by.place.attention_backward_numbers(self.heads, by.dtype) + 3 * by.hidden_size + without_zeros,
+            forward: by.hidden_size + gate + made + centred,
+            backward: by.place.attention_backward_numbers(self.heads, by.dtype)
+                + 3 * by.hidden_size
+                + without_zeros
+                + centred,
         }
     }
 }
@@ -139,6 +153,7 @@ impl Compute for AttentionWeights {
                 v,
                 latents,
                 before_head_norms: None,
+                before_norms_by_head: None,
                 turned: None,
                 before_value_norm: None,
                 gate: None,
@@ -152,6 +167,7 @@ impl Compute for AttentionWeights {
         } else {
             (q, None)
         };
+        let ([q, k], before_norms_by_head) = self.normed_by_head(context, [q, k]);
         let ([q, k], before_head_norms) = match self.norms(context, [&q, &k]) {
             None => match rope {
                 Some(rope) => (rotate(context.place(), [q, k], context.layout, rope, heads, false), None),
@@ -183,7 +199,18 @@ impl Compute for AttentionWeights {
             Some(sinks) => with_sinks(attended, sinks, context.layout, heads),
             None => attended,
         };
-        AttentionKept { q, k, v, latents: None, before_head_norms, turned, before_value_norm, gate, attended }
+        AttentionKept {
+            q,
+            k,
+            v,
+            latents: None,
+            before_head_norms,
+            before_norms_by_head,
+            turned,
+            before_value_norm,
+            gate,
+            attended,
+        }
     }
 
     fn output(&self, kept: &AttentionKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
@@ -195,7 +222,8 @@ impl Compute for AttentionWeights {
         let Backward { dy, x, input_grad } = given;
         let spec::Attention { heads, rope, output, .. } = self.spec;
         let context = linears.context;
-        let AttentionKept { q, k, v, latents, before_head_norms, turned, before_value_norm, gate, attended } = kept;
+        let AttentionKept { q, k, v, latents, before_value_norm, gate, attended, .. } = kept;
+        let AttentionKept { before_head_norms, before_norms_by_head, turned, .. } = kept;
         let o = self.read(gate.as_ref(), &attended.o, context);
         let d_o = linears.backward(output, dy, &o, InputGrad::Fresh).unwrap_or_else(|| o.zeros_like());
         drop(o);
@@ -239,6 +267,7 @@ impl Compute for AttentionWeights {
             (None, Some(rope)) => rotate(context.place(), [dq, dk], context.layout, rope, heads, true),
             (None, None) => [dq, dk],
         };
+        let [dq, dk] = self.normed_by_head_backward(context, [dq, dk], before_norms_by_head);
         let dq = match d_gate {
             None => dq,
             Some(d_gate) => by_head([dq, d_gate], heads.num_heads),
@@ -305,14 +334,38 @@ impl AttentionWeights {
         Tensor::zeros([q.dims()[0], self.spec.heads.head_dim], (&q.device(), q.dtype()))
     }
 
-    /// The weights of the norms of queries and keys behind the rotary embedding, where they are there.
+    /// The weights of the norms of queries and keys behind the rotary embedding, where they are there or where there is none.
     fn norms_behind(&self) -> Option<&[Tensor<1>; 2]> {
-        self.head_norms.as_ref().filter(|_| self.spec.query_key_norms == Some(QueryKeyNorms::Turned))
+        let (norms, has_rope) = (self.spec.query_key_norms, self.spec.rope.is_some());
+        let is_behind = norms == Some(QueryKeyNorms::Turned) || (norms == Some(QueryKeyNorms::Heads) && !has_rope);
+        self.head_norms.as_ref().filter(|_| is_behind)
+    }
+
+    /// The weights of norms by head, where they are there.
+    fn norms_of_each(&self) -> Option<&[Tensor<1>; 2]> {
+        self.head_norms.as_ref().filter(|_| matches!(self.spec.query_key_norms, Some(QueryKeyNorms::ByHead(_))))
+    }
+
+    /// Queries and keys behind norms by head, and before them where there are such.
+    fn normed_by_head(&self, context: &BlockContext<'_>, [q, k]: Pair) -> (Pair, Option<Pair>) {
+        let Some([of_q, of_k]) = self.norms_of_each() else { return ([q, k], None) };
+        let head_dim = self.spec.heads.head_dim;
+        let normed =
+            [(&q, of_q), (&k, of_k)].map(|(x, of)| norm_by_head(context.place(), x, of, head_dim, context.eps));
+        (normed, Some([q, k]))
+    }
+
+    fn normed_by_head_backward(&self, context: &BlockContext<'_>, [dq, dk]: Pair, before: Option<Pair>) -> Pair {
+        let (Some([of_q, of_k]), Some([q, k])) = (self.norms_of_each(), before) else { return [dq, dk] };
+        let head_dim = self.spec.heads.head_dim;
+        [(dq, q, of_q), (dk, k, of_k)]
+            .map(|(grad, x, of)| norm_by_head_backward(context.place(), grad, &x, of, head_dim, context.eps))
     }
 
     fn norms<'a>(&'a self, context: &BlockContext<'a>, qk: [&'a Tensor<2>; 2]) -> Option<HeadNorms<'a>> {
         let spec::Attention { rope, heads, .. } = self.spec;
-        let [q, k] = self.head_norms.as_ref().filter(|_| self.norms_behind().is_none())?;
+        let is_other = self.norms_behind().or(self.norms_of_each()).is_some();
+        let [q, k] = self.head_norms.as_ref().filter(|_| !is_other)?;
         Some(HeadNorms { qk, weights: [q, k], eps: context.eps, layout: context.layout, rope: rope?, heads })
     }
 }

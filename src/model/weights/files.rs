@@ -139,7 +139,7 @@ impl WeightFiles {
                 return Err(Problem::new(message).at(index.display()));
             }
         }
-        (files.tensors, files.joined) = experts::apart(files.tensors);
+        (files.tensors, files.joined) = experts::apart(with_shared_experts(files.tensors));
         Ok(files)
     }
 
@@ -320,6 +320,19 @@ impl WeightFiles {
         let message = format!("the weights do not fit config.json:{}", text::lines(problems));
         Problem::new(message).at(self.folder.display())
     }
+}
+
+/// Hunyuan 3's files call shared experts what modules of earlier Hunyuans are called.
+fn with_shared_experts(tensors: BTreeMap<String, StoredTensor>) -> BTreeMap<String, StoredTensor> {
+    if !tensors.keys().any(|name| name.ends_with(".mlp.gate.e_score_correction_bias")) {
+        return tensors;
+    }
+    let renamed = |(name, stored): (String, StoredTensor)| {
+        let ours = name.replace(".mlp.shared_mlp.", ".mlp.shared_experts.");
+        let nested_name = stored.nested_name.clone().or((ours != name).then_some(name));
+        (ours, StoredTensor { nested_name, ..stored })
+    };
+    tensors.into_iter().map(renamed).collect()
 }
 
 /// Digest of files by name and content, from samples.

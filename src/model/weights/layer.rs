@@ -41,6 +41,15 @@ impl LayerWeights<'_> {
         Ok(self.config.norm_weight(weight))
     }
 
+    /// The weights of norms by head from their tensors, one behind the other.
+    pub(in crate::model) fn norms_by_head(&self, tensors: &[(String, Vec<usize>)]) -> Result<Tensor<1>, Problem> {
+        let load = |(name, shape): &(String, Vec<usize>)| match shape[..] {
+            [heads, width] => Ok(self.load(name, [heads, width])?.reshape([heads * width])),
+            _ => self.load(name, [shape[0]]),
+        };
+        Ok(Tensor::cat(tensors.iter().map(load).collect::<Result<_, _>>()?, 0))
+    }
+
     /// The weight of a short convolution, `[kernel_size, channels]`.
     pub(in crate::model) fn conv(&self, part: &str, channels: usize, kernel_size: usize) -> Result<Tensor<2>, Problem> {
         let by_channel: Tensor<2> = self.load(part, [channels, 1, kernel_size])?.reshape([channels, kernel_size]);

@@ -59,7 +59,11 @@ impl RandomWeights {
             Some(GATED_NORM | BLOCK_SCALE | ROUTER_SCALE | EXPERT_SCALES) => Drawn::Constant(1.0),
             Some(part) if part.ends_with(".dt_bias") || part.ends_with(".D") => Drawn::Constant(1.0),
             // Gemma 4 has norms called `post_feedforward_layernorm_1`.
-            _ if name.ends_with("norm.weight") || name.contains("layernorm_") || name.ends_with("norm_f.weight") => {
+            _ if name.ends_with("norm.weight")
+                || name.contains("layernorm_")
+                || name.contains("layernorm.norms.")
+                || name.ends_with("norm_f.weight") =>
+            {
                 Drawn::Constant(self.norm)
             }
             _ if name.ends_with(".bias") => Drawn::Constant(0.0),

@@ -149,6 +149,8 @@ fn row_stride(vocab_size: usize) -> usize {
 pub struct Head<'a> {
     /// `[vocab_size, width]`
     pub weight: Weight<'a>,
+    /// What is added to the logits, `[vocab_size]`; not beside rows of their own.
+    pub bias: Option<&'a [f32]>,
     /// Tokens with rows of their own, `[ids, width]`.
     pub rows: Option<(&'a [u32], Weight<'a>)>,
     /// Logits `l` become `cap tanh(l / cap)`.
@@ -176,7 +178,7 @@ pub struct HeadGradient<'a> {
 /// `hidden`: `[rows, width]`; `head`: `[vocab_size, width]`; `targets`, `losses`: `[rows]`.
 pub fn linear_cross_entropy(
     hidden: &[f32],
-    Head { weight: head, rows: own, soft_cap }: Head<'_>,
+    Head { weight: head, bias, rows: own, soft_cap }: Head<'_>,
     width: usize,
     targets: &[u32],
     losses: &mut [f32],
@@ -207,7 +209,10 @@ pub fn linear_cross_entropy(
         let (factors, of_own) = rest.split_at_mut(rows);
         let forward = Right { weight: head, stride: width, transposed: true, factor: 1.0 };
         let hidden = Term { a: hidden, k: width, b: forward };
-        gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, false);
+        if let Some(bias) = bias {
+            logits.chunks_mut(stride).for_each(|logits| logits[..vocab_size].copy_from_slice(bias));
+        }
+        gemm_strided(rows, vocab_size, logits, stride, hidden, width, None, bias.is_some());
         let own_hidden = Term { b: Right { weight: own, ..forward }, ..hidden };
         gemm_strided(rows, ids.len(), of_own, own_stride, own_hidden, width, None, false);
         for (logits, own) in logits.chunks_mut(stride).zip(of_own.chunks(own_stride)) {
@@ -345,7 +350,7 @@ mod tests {
         for ([rows, vocab_size, width], soft_cap) in SHAPES.into_iter().flat_map(|shape| caps.map(|cap| (shape, cap))) {
             let (hidden, head, targets) = case(rows, vocab_size, width);
             let (loss_exact, grad_exact) = exact(&hidden, &head, width, &targets, -0.25, soft_cap);
-            let head = Head { weight: Weight::f32(&head), rows: None, soft_cap };
+            let head = Head { weight: Weight::f32(&head), bias: None, rows: None, soft_cap };
             let mut losses = vec![9.0; rows];
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, None);
             assert_close(&losses, &loss_exact, 1e-5);
@@ -369,7 +374,7 @@ mod tests {
             let (loss_exact, grad_exact) = exact(&operand, &widen(&head), width, &targets, 2.0, None);
             let (mut losses, mut dhidden) = (vec![9.0; rows], vec![9.0; rows * width]);
             let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], weight: None, scale: 2.0 });
-            let head = Head { weight, rows: None, soft_cap: None };
+            let head = Head { weight, bias: None, rows: None, soft_cap: None };
             linear_cross_entropy(&hidden, head, width, &targets, &mut losses, gradient);
             // The operands of the first product are exact; the probabilities are rounded for the second.
             assert_close(&losses, &loss_exact, 1e-5);
@@ -408,7 +413,7 @@ mod tests {
             on_threads(threads, || {
                 let (mut losses, mut dhidden) = (vec![0.0; 70], vec![0.0; 70 * 48]);
                 let gradient = Some(HeadGradient { dhidden: &mut dhidden, drows: &mut [], weight: None, scale: 1.0 });
-                let head = Head { weight: Weight::f32(&head), rows: None, soft_cap: Some(3.0) };
+                let head = Head { weight: Weight::f32(&head), bias: None, rows: None, soft_cap: Some(3.0) };
                 linear_cross_entropy(&hidden, head, 48, &targets, &mut losses, gradient);
                 (losses, dhidden)
             })

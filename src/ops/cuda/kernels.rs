@@ -37,7 +37,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
 use super::table::{self, Kernel};
-use super::{Cuda, MOST_RANK, has_attention, has_cached_attention, has_delta_rule, is_half, ptx};
+use super::{Cuda, MOST_RANK, has_activation, has_attention, has_cached_attention, has_delta_rule, is_half, ptx};
 use crate::ops::cpu::{Draw, Drawn};
 use crate::ops::custom::device_of;
 use crate::ops::experts::Experts;
@@ -278,7 +278,7 @@ impl Linears for Cuda {
     }
 
     fn gated(&self, activation: Activation, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
-        if has(gate, Kernel::Swiglu) && swiglu::has(activation) {
+        if has(gate, Kernel::Swiglu) && has_activation(activation) {
             swiglu::forward(activation, gate, up)
         } else {
             self.0.gated(activation, gate, up)
@@ -286,7 +286,7 @@ impl Linears for Cuda {
     }
 
     fn gated_backward(&self, activation: Activation, dh: &Tensor<2>, gate_up: [&Tensor<2>; 2]) -> [Tensor<2>; 2] {
-        if has(gate_up[0], Kernel::Swiglu) && swiglu::has(activation) {
+        if has(gate_up[0], Kernel::Swiglu) && has_activation(activation) {
             swiglu::backward(activation, dh, gate_up)
         } else {
             self.0.gated_backward(activation, dh, gate_up)

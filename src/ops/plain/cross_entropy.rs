@@ -31,9 +31,9 @@ pub(crate) fn whole_multiples(tokens: usize, multiple: usize) -> usize {
 /// The head of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
-    /// `[vocab_size, hidden_size]`
+    /// `[vocab_size, hidden_size]`; its bias, if it has one, is added to the logits.
     pub weight: &'a Weight,
-    /// Rows in place of the weight's.
+    /// Rows in place of the weight's, which has no bias then.
     pub rows: Option<&'a HeadRows>,
     /// Where the whole weight is trained, what its gradient is made of: `hidden`, each row times the weight of its loss.
     pub inputs: Option<&'a Tensor<2>>,

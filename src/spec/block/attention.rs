@@ -110,6 +110,20 @@ pub enum QueryKeyNorms {
     Whole,
     /// Of every head by itself, after the rotary embedding (Hunyuan).
     Turned,
+    /// `LayerNorm` of every head by itself without bias, each with weights of its own, in files as [`HeadWeights`] says.
+    ByHead(HeadWeights),
+}
+
+/// Names of tensors, with their shapes.
+pub(crate) type NamedShapes = Vec<(String, Vec<usize>)>;
+
+/// How files have the weights of norms by head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadWeights {
+    /// In one tensor, `[heads, head_dim]` (Cohere).
+    Together,
+    /// In a tensor for each head, `norms.0.weight` and so on (`StableLM`).
+    Apart,
 }
 
 /// The heads of an attention.
@@ -165,12 +179,26 @@ impl Attention {
         self.key_value_layer().map_or(self.heads.key_value_width(), |_| 0)
     }
 
+    /// The tensors of norms by head, of queries and of keys, where it has such: their names within the block and shapes.
+    #[must_use]
+    pub fn norms_by_head(&self) -> Option<[NamedShapes; 2]> {
+        let Some(QueryKeyNorms::ByHead(weights)) = self.query_key_norms else { return None };
+        let Heads { num_heads, num_kv_heads, head_dim, .. } = self.heads;
+        let [of_q, of_k] = self.norm_names;
+        Some([(of_q, num_heads), (of_k, num_kv_heads)].map(|(name, heads)| match weights {
+            HeadWeights::Together => vec![(format!("{name}.weight"), vec![heads, head_dim])],
+            HeadWeights::Apart => {
+                (0..heads).map(|head| (format!("{name}.norms.{head}.weight"), vec![head_dim])).collect()
+            }
+        }))
+    }
+
     /// Widths of the norms of queries and of keys, where it has such; of keys, they may be those of an earlier layer.
     #[must_use]
     pub fn norm_widths(&self) -> Option<[usize; 2]> {
         Some(match self.query_key_norms? {
             QueryKeyNorms::Heads | QueryKeyNorms::Turned => [self.heads.head_dim; 2],
-            QueryKeyNorms::Whole => [self.heads.query_width(), self.heads.key_value_width()],
+            QueryKeyNorms::Whole | QueryKeyNorms::ByHead(_) => [self.heads.query_width(), self.heads.key_value_width()],
         })
     }
 }

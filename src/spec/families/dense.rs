@@ -1,7 +1,8 @@
 //! Rows of dense families that differ from another in little.
 
 use super::{ERNIE4_5, GEMMA2, GLM4, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
-use crate::spec::family::{Biases, Family, FamilyNames, Gguf, GgufWindows, OwnRopes, Scales, Windows};
+use crate::spec::block::attention::QueryKeyNorms;
+use crate::spec::family::{Biases, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows};
 use crate::spec::{Activation, NormKind, RopeAxes};
 
 /// Inside Qwen2-VL.
@@ -191,5 +192,26 @@ pub(super) const OLMO3: Family = Family {
     local_rope_theta: Some(500_000.0),
     own_ropes: OwnRopes::Olmo,
     gguf: Gguf { windows: GgufWindows::AllButEvery { pattern: 4, largest: None }, ..Gguf::named("olmo2") },
+    ..OLMO2
+};
+
+pub(super) const EXAONE4: Family = Family {
+    model_type: "exaone4",
+    architecture: "Exaone4ForCausalLM",
+    biases: Biases::None,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    windows: Windows::AllButEvery { default: 4096, pattern: 4 },
+    no_rope: NoRope::FullUnlessNull,
+    vocab_size: Some(102_400),
+    num_attention_heads: Some(32),
+    num_key_value_heads: Some(32),
+    bos_token_id: Some(0),
+    eos_token_id: Some(2),
+    // That of 32B has windows.
+    gguf: Gguf {
+        rope_factors: true,
+        windows: GgufWindows::OfLayers { num_layers: 64, pattern: 4 },
+        ..Gguf::named("exaone4")
+    },
     ..OLMO2
 };

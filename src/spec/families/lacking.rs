@@ -4,13 +4,13 @@
 pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     (
         "it needs a mixture of experts of another kind",
-        "afmoe aria cohere2_moe dbrx doge dots3 exaone_moe flex_olmo flint glm4v_moe \
-         granitemoe_swa granitemoeshared hy_v3 jetmoe kolibri laguna mellum mimo_v2 \
-         phimoe sarvam_moe solar_open zaya",
+        "afmoe aria cohere2_moe dbrx doge dots3 flex_olmo flint glm4v_moe \
+         granitemoe_swa granitemoeshared jetmoe kolibri laguna mellum mimo_v2 \
+         phimoe zaya",
     ),
     (
         "it needs a mixture of experts of another kind beside latent attention",
-        "deepseek hy_v4 kimi_k longcat mistral_large4 sarvam_mla",
+        "deepseek hy_v4 kimi_k longcat mistral_large4",
     ),
     ("it needs a norm behind its mixtures of experts", "axk"),
     ("it needs latent attention to chosen tokens", "axk2 deepseek_v32 deepseek_v4 glm5_next glm_moe_dsa"),
@@ -22,7 +22,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it needs state-space layers", "bamba falcon_mamba mamba zamba"),
     ("it needs state spaces of another kind and a mixture of experts", "jamba"),
     ("it needs a gate for each head of its attention, and norms behind sublayers", "lfm3"),
-    ("it needs a bias of its head", "codegen gptj phi"),
+    ("its parts have other names, and the rows of its projections another order", "codegen gptj"),
     ("it needs scores that fall with distance, or keys and values of one head beside its queries'", "falcon"),
     ("it needs LayerNorm of another kind", "biogpt olmo persimmon"),
     ("it needs LayerNorm and learned positions", "gpt-sw3 gpt2 gpt_bigcode gpt_neo opt"),
@@ -37,8 +37,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it needs weights of one or two bits", "bitnet"),
     ("it needs norms behind sublayers, and a factor of the logits", "hyperclovax"),
     ("it needs norms without weights and a gate of its attention", "muse"),
-    ("its code and its names are its maker's own, and transformers has none", "exaone"),
-    ("it needs norms behind sublayers and windows of another kind", "exaone4"),
+    ("its code and its names are its maker's own, and transformers has none", "exaone sarvam"),
     ("its answers see all of the image and the question in both directions", "paligemma"),
     (
         "it reads images; of such models only the text part is trained here, and of this one not yet",

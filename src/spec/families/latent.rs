@@ -23,7 +23,8 @@ pub(super) const DEEPSEEK_V3: Family = Family {
         shared: None,
         norm_topk_prob: Some(true),
         router: Some(Router {
-            groups: Some(RouterGroups { counts: [8, 4], by_method: false, num_best: 2, factor: 2.5 }),
+            groups: Some(RouterGroups { counts: [8, 4], by_method: false, num_best: 2 }),
+            factor: ("routed_scaling_factor", 2.5),
             first: Some(("first_k_dense_replace", 3)),
             ..DEEPSEEK
         }),
@@ -56,7 +57,7 @@ pub(super) const DEEPSEEK_V2: Family = Family {
         router: Some(Router {
             sigmoid: None,
             bias: None,
-            groups: Some(RouterGroups { counts: [1, 1], by_method: true, num_best: 1, factor: 1.0 }),
+            groups: Some(RouterGroups { counts: [1, 1], by_method: true, num_best: 1 }),
             first: Some(("first_k_dense_replace", 0)),
             ..DEEPSEEK
         }),
@@ -85,10 +86,7 @@ pub(super) const GLM4_MOE_LITE: Family = Family {
         intermediate_size: Some(1536),
         shared: None,
         norm_topk_prob: Some(true),
-        router: Some(Router {
-            groups: Some(RouterGroups { counts: [1, 1], by_method: false, num_best: 2, factor: 1.8 }),
-            ..DEEPSEEK
-        }),
+        router: Some(Router { factor: ("routed_scaling_factor", 1.8), ..DEEPSEEK }),
         form: ExpertForm::Apart,
         ..QWEN2_EXPERTS
     }),

@@ -1,7 +1,7 @@
 //! Rows of families with `LayerNorm`s, or with sublayers beside each other.
 
 use super::{LLAMA, QWEN2_EXPERTS};
-use crate::spec::block::attention::QueryKeyNorms;
+use crate::spec::block::attention::{HeadWeights, QueryKeyNorms};
 use crate::spec::family::{
     Arrangement, AttentionExtra, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes,
     Scales, Windows,
@@ -14,6 +14,7 @@ pub(super) const COHERE: Family = Family {
     architecture: "CohereForCausalLM",
     names: FamilyNames { norm_eps: "layer_norm_eps", ..FamilyNames::COMMON },
     biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::ByHead(HeadWeights::Together)),
     norm_kind: NormKind::LayerWithoutBias,
     arrangement: Arrangement::Beside,
     scales: Scales::Logits,
@@ -34,6 +35,7 @@ pub(super) const COHERE: Family = Family {
 pub(super) const COHERE2: Family = Family {
     model_type: "cohere2",
     architecture: "Cohere2ForCausalLM",
+    qk_norms: None,
     windows: Windows::AllButEvery { default: 4096, pattern: 4 },
     no_rope: NoRope::Full,
     rope_theta: 10_000.0,
@@ -48,7 +50,12 @@ pub(super) const COHERE2: Family = Family {
 pub(super) const STABLELM: Family = Family {
     model_type: "stablelm",
     architecture: "StableLmForCausalLM",
-    names: FamilyNames { norm_eps: "layer_norm_eps", ..FamilyNames::COMMON },
+    names: FamilyNames {
+        head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+        norm_eps: "layer_norm_eps",
+        ..FamilyNames::COMMON
+    },
+    qk_norms: Some(QueryKeyNorms::ByHead(HeadWeights::Apart)),
     biases: Biases::Keys([("use_qkv_bias", false), ("attention_out_bias", false), ("mlp_bias", false)]),
     norm_kind: NormKind::Layer,
     arrangement: Arrangement::BesideIf("use_parallel_residual"),
@@ -129,6 +136,33 @@ pub(super) const HUNYUAN_MOE: Family = Family {
     }),
     gguf: Gguf::named("hunyuan-moe"),
     ..HUNYUAN
+};
+
+/// Phi-1, 1.5 and 2. Their dropouts are not computed.
+pub(super) const PHI: Family = Family {
+    model_type: "phi",
+    architecture: "PhiForCausalLM",
+    names: FamilyNames {
+        sites: {
+            let ([q, k, v, ..], [output, inwards, down]) = (FamilyNames::COMMON.sites, crate::spec::PHI_NAMES);
+            [q, k, v, output, inwards, inwards, down]
+        },
+        last_norm: "model.final_layernorm",
+        norm_eps: "layer_norm_eps",
+        ..FamilyNames::COMMON
+    },
+    biases: Biases::All,
+    norm_kind: NormKind::Layer,
+    arrangement: Arrangement::Beside,
+    activation: ("hidden_act", Activation::GeluTanh),
+    gated: false,
+    has_head_bias: true,
+    partial_rotary_factor: Some(0.5),
+    rms_norm_eps: 1e-5,
+    vocab_size: Some(51_200),
+    num_attention_heads: Some(32),
+    gguf: Gguf { tied_head: Some(false), ..Gguf::named("phi2") },
+    ..LLAMA
 };
 
 /// Pythia.

@@ -1,9 +1,9 @@
 //! Rows of families with mixtures of experts that differ from another in little.
 
-use super::dense::QWEN3_VL;
+use super::dense::{EXAONE4, QWEN3_VL};
 use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, QWEN2_EXPERTS};
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Biases, ExpertForm, Experts, Family, Gguf, Router, RouterGroups};
+use crate::spec::family::{Biases, ExpertForm, Experts, Family, Gguf, GgufWindows, Router, RouterGroups};
 
 pub(super) const QWEN3_VL_MOE: Family = Family {
     model_type: "qwen3_vl_moe_text",
@@ -63,7 +63,8 @@ pub(super) const DEEPSEEK: Router = Router {
     counts: ["n_routed_experts", "num_experts_per_tok"],
     sigmoid: Some(1e-20),
     bias: Some(("mlp.gate.e_score_correction_bias", None)),
-    groups: Some(RouterGroups { counts: [1, 1], by_method: false, num_best: 2, factor: 1.0 }),
+    groups: Some(RouterGroups { counts: [1, 1], by_method: false, num_best: 2 }),
+    factor: ("routed_scaling_factor", 1.0),
     shared: Some(("mlp.shared_experts", "n_shared_experts")),
     first: Some(("first_k_dense_replace", 1)),
 };
@@ -130,6 +131,7 @@ pub(super) const ERNIE4_5_MOE: Family = Family {
             sigmoid: None,
             bias: Some(("mlp.moe_statics.e_score_correction_bias", None)),
             groups: None,
+            factor: DEEPSEEK.factor,
             shared: Some(("mlp.shared_experts", "moe_num_shared_experts")),
             first: Some(("moe_layer_start_index", 1)),
         }),
@@ -138,7 +140,7 @@ pub(super) const ERNIE4_5_MOE: Family = Family {
     }),
     head_dim: None,
     num_key_value_heads: Some(4),
-    gguf: Gguf::named("ernie4_5-moe"),
+    gguf: Gguf { expert_factor: false, ..Gguf::named("ernie4_5-moe") },
     ..ERNIE4_5
 };
 
@@ -160,11 +162,12 @@ pub(super) const LFM2_MOE: Family = Family {
             sigmoid: Some(1e-6),
             bias: Some(("feed_forward.expert_bias", Some("use_expert_bias"))),
             groups: None,
+            factor: DEEPSEEK.factor,
             shared: None,
             first: Some(("num_dense_layers", 2)),
         }),
     }),
-    gguf: Gguf::named("lfm2moe"),
+    gguf: Gguf { expert_factor: false, ..Gguf::named("lfm2moe") },
     ..LFM2
 };
 
@@ -188,6 +191,7 @@ pub(super) const MINIMAX_M2: Family = Family {
             sigmoid: Some(0.0),
             bias: Some(("block_sparse_moe.e_score_correction_bias", None)),
             groups: None,
+            factor: DEEPSEEK.factor,
             shared: None,
             first: None,
         }),
@@ -199,6 +203,92 @@ pub(super) const MINIMAX_M2: Family = Family {
     max_position_embeddings: 196_608,
     bos_token_id: Some(200_034),
     eos_token_id: Some(200_020),
-    gguf: Gguf::named("minimax-m2"),
+    gguf: Gguf { expert_factor: false, ..Gguf::named("minimax-m2") },
+    ..LLAMA
+};
+
+pub(super) const EXAONE_MOE: Family = Family {
+    model_type: "exaone_moe",
+    architecture: "ExaoneMoeForCausalLM",
+    norms: LLAMA.norms,
+    experts: Some(Experts {
+        count: 64,
+        num_per_token: 8,
+        intermediate_size: Some(1024),
+        shared: None,
+        norm_topk_prob: Some(true),
+        router: Some(Router {
+            counts: ["num_experts", "num_experts_per_tok"],
+            factor: ("routed_scaling_factor", 2.5),
+            shared: Some(("mlp.shared_experts", "num_shared_experts")),
+            ..DEEPSEEK
+        }),
+        form: ExpertForm::Apart,
+        ..QWEN2_EXPERTS
+    }),
+    bos_token_id: Some(1),
+    eos_token_id: Some(53),
+    gguf: Gguf {
+        rope_factors: true,
+        windows: GgufWindows::AllButEvery { pattern: 4, largest: None },
+        ..Gguf::named("exaone-moe")
+    },
+    ..EXAONE4
+};
+
+pub(super) const SOLAR_OPEN: Family = Family {
+    model_type: "solar_open",
+    architecture: "SolarOpenForCausalLM",
+    qk_norms: None,
+    experts: Some(Experts {
+        intermediate_size: Some(1280),
+        shared: None,
+        count: 128,
+        num_per_token: 8,
+        norm_topk_prob: Some(true),
+        router: Some(Router { first: None, ..DEEPSEEK }),
+        form: ExpertForm::Apart,
+        ..QWEN2_EXPERTS
+    }),
+    partial_rotary_factor: Some(1.0),
+    rope_theta: 1e6,
+    vocab_size: Some(196_608),
+    num_attention_heads: Some(64),
+    head_dim: Some(128),
+    ..GLM4_MOE
+};
+
+/// Hunyuan 3.
+pub(super) const HY_V3: Family = Family {
+    model_type: "hy_v3",
+    architecture: "HYV3ForCausalLM",
+    biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    experts: Some(Experts {
+        count: 192,
+        num_per_token: 8,
+        intermediate_size: Some(1536),
+        shared: None,
+        norm_topk_prob: None,
+        router: Some(Router {
+            counts: ["num_experts", "num_experts_per_tok"],
+            groups: None,
+            factor: ("router_scaling_factor", 2.826),
+            shared: Some(("mlp.shared_experts", "num_shared_experts")),
+            ..DEEPSEEK
+        }),
+        form: ExpertForm::Joined,
+        ..QWEN2_EXPERTS
+    }),
+    rms_norm_eps: 1e-5,
+    rope_theta: 11_158_840.0,
+    vocab_size: Some(120_832),
+    num_attention_heads: Some(64),
+    head_dim: Some(128),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    bos_token_id: None,
+    eos_token_id: None,
+    gguf: Gguf { rope_factors: true, ..Gguf::named("hy_v3") },
     ..LLAMA
 };

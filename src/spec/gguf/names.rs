@@ -7,7 +7,7 @@ use crate::spec::{
 };
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 96] = [
+const MODULES: [(&str, &str); 99] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -59,6 +59,9 @@ const MODULES: [(&str, &str); 96] = [
     ("self_attn.key_layernorm", "attn_k_norm"),
     ("mlp.c_fc", "ffn_up"),
     ("mlp.c_proj", "ffn_down"),
+    ("self_attn.dense", "attn_output"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
     ("mlp.gate.wg", "ffn_gate_inp"),
     ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
@@ -146,6 +149,9 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     let in_block = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let no_module = in_block.and_then(|(_, part)| NO_MODULES.iter().find(|(ours, _)| *ours == part));
     if let (Some((layer, _)), Some((_, theirs))) = (in_block, no_module) {
+        // Hunyuan 3's bias of the choice is none of a module there.
+        let is_bare = config.family().gguf.architecture == Some("hy_v3");
+        let theirs = theirs.strip_suffix(".bias").filter(|_| is_bare).unwrap_or(theirs);
         return Some(format!("blk.{layer}.{theirs}"));
     }
     let (module, part) = name.rsplit_once('.')?;

@@ -147,8 +147,8 @@ fn of_each(json: &mut Section, key: &'static str) -> Option<usize> {
 fn choice(json: &mut Section, router: Router, num_experts: usize) -> Choice {
     let bias = router.bias.filter(|(_, key)| key.is_none_or(|key| json.boolean(key, true)));
     let bias = bias.map(|(name, _)| name);
-    let default = router.groups.map_or(1.0, |groups| groups.factor);
-    let factor = json.number("routed_scaling_factor", default, 1e-6..=1e6);
+    let (key, default) = router.factor;
+    let factor = json.number(key, default, 1e-6..=1e6);
     let Some(of_router) = router.groups else { return Choice { bias, groups: None, factor } };
     let mut choice = Choice { bias, groups: None, factor };
     if of_router.by_method {

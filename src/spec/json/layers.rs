@@ -87,7 +87,11 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             (Some(default), json.count("max_window_layers", first, 0..=1 << 32), 0)
         }
         Windows::AllButEvery { default, pattern } => {
-            (Some(default), 0, json.count("sliding_window_pattern", pattern, 1..=1 << 16))
+            // EXAONE 4 has letters there, which say no more than the list.
+            let is_said =
+                json.has("layer_types") && json.value("sliding_window_pattern").and_then(Value::text).is_some();
+            let pattern = if is_said { pattern } else { json.count("sliding_window_pattern", pattern, 1..=1 << 16) };
+            (Some(default), 0, pattern)
         }
         Windows::AllButFirst { default, pattern } => (Some(default), 0, pattern),
     };
@@ -151,6 +155,10 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
         NoRope::Never => return,
         NoRope::LastOf(interval) => interval,
         NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.window.is_some()),
+        NoRope::FullUnlessNull => {
+            let is_null = json.has("sliding_window") && json.value("sliding_window").is_none();
+            return layers.iter_mut().for_each(|layer| layer.has_rope = is_null || layer.window.is_some());
+        }
         NoRope::All => return layers.iter_mut().for_each(|layer| layer.has_rope = false),
         NoRope::UnlessNamed => {
             if !json.has("layer_types") {

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::spec::{
-    Block, Choice, DeltaHeads, ExpertGroups, LayerInputs, NormKind, Probabilities, Projections, QueryKeyNorms, Role,
-    RopePairs, RopeScaling, StateHeads, name_alone, short_name,
+    Block, Choice, DeltaHeads, ExpertGroups, HEAD_BIAS, LayerInputs, NormKind, Probabilities, Projections,
+    QueryKeyNorms, Role, RopePairs, RopeScaling, StateHeads, name_alone, short_name,
 };
 
 const BASE: &str = r#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
@@ -438,12 +438,27 @@ fn sublayers_follow_each_other_as_families_have_it() {
             r#", "mamba_n_heads": 8, "mamba_d_head": 4, "mamba_d_ssm": 96"#,
             "expected `mamba_d_ssm` = 96 in all",
         ),
-        ("stablelm", r#", "qk_layernorm": true"#, "LayerNorms of heads are not computed here"),
-        ("cohere", r#", "use_qk_norm": true"#, "LayerNorms of heads are not computed here"),
+        ("cohere2", r#", "use_qk_norm": true"#, "LayerNorms of heads are not computed here"),
     ] {
         let refused = read(kind, more).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
     }
+}
+
+#[test]
+fn phi_has_biases_everywhere_and_exaone_no_rotary_embedding_beside_windows() {
+    let ropes =
+        |config: &ModelConfig| config.blocks.iter().map(|block| block.attention().unwrap().rope).collect::<Vec<_>>();
+    let phi = read_as("phi", "").unwrap();
+    assert!(phi.blocks[0].sites.iter().all(|site| site.has_bias) && phi.blocks[0].sublayers[1].is_beside);
+    assert!(phi.expected_tensors().iter().any(|(name, _)| name == HEAD_BIAS));
+    let tied = read_as("phi", r#", "tie_word_embeddings": true"#).unwrap_err().to_string();
+    assert!(tied.contains("`tie_word_embeddings` = true is not supported"), "{tied}");
+    let exaone = |more: &str| ropes(&read_as("exaone4", more).unwrap());
+    let letters = r#", "sliding_window_pattern": "LG", "layer_types": ["sliding_attention", "full_attention"]"#;
+    assert_eq!(exaone(&format!(r#", "sliding_window": 9{letters}"#)), [Some(0), None]);
+    assert_eq!(exaone(r#", "sliding_window": null"#), [Some(0), Some(0)]);
+    assert!(read_as("exaone4", r#", "sliding_window_pattern": "LG""#).is_err());
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub(super) trait LossHead {
 pub(super) struct TextHead {
     place: Place,
     own: OwnHead,
+    /// Likewise, of an input that is divided by the temperature.
+    at_temperature: OwnHead,
     /// All of it, where it is trained.
     trained: Option<FullTensor>,
     needs: Needs,
@@ -55,19 +57,19 @@ impl TextHead {
     pub(super) fn new(context: &LossContext<'_>) -> Self {
         let LossContext { model, adapters, objective, chunk, .. } = *context;
         let trained = adapters.full.iter().map(|(full, _)| full).find(|full| full.is_head());
-        Self { place: model.place(), own: model.own_head(adapters), trained, needs: objective.needs(), chunk }
+        let (own, needs) = (model.own_head(adapters), objective.needs());
+        let at_temperature = own.over(needs.temperature.unwrap_or(1.0));
+        Self { place: model.place(), own, at_temperature, trained, needs, chunk }
     }
 
     /// The head and its input such that all logits are divided by the temperature.
     fn at_temperature(&self, hidden: &Tensor<2>) -> (Tensor<2>, Head<'_>) {
-        let (hidden, head) = (hidden.clone(), self.own.head());
-        match self.needs.temperature {
-            Some(temperature) => {
-                let soft_cap = head.soft_cap.map(|cap| cap / temperature);
-                (hidden / temperature, Head { soft_cap, ..head })
-            }
-            None => (hidden, head),
-        }
+        let hidden = hidden.clone();
+        let scaled = match self.needs.temperature {
+            Some(temperature) => hidden / temperature,
+            None => hidden,
+        };
+        (scaled, self.at_temperature.head())
     }
 
     /// Number of targets that are the most likely tokens.

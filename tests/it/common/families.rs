@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 84] = [
+pub(crate) const FAMILIES: [&str; 91] = [
     "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
     "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
     "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
@@ -19,6 +19,7 @@ pub(crate) const FAMILIES: [&str; 84] = [
     "lfm2_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "minicpm3",
     "granitemoehybrid-mamba", "granitemoehybrid-experts", "nemotron_h", "nemotron_h-latent", "falcon_h1", "cohere",
     "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe", "gpt_neox",
+    "cohere-norms", "stablelm-norms", "phi", "exaone4", "exaone_moe", "solar_open", "hy_v3",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
@@ -70,6 +71,11 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
         let bound = if shape.len() == 1 { 0.3 } else { 1.7 / (num_inputs as f64).sqrt() };
         let values = formula(&name, bound).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
+        // What transformers knows it by.
+        let name = match &*config.model_type {
+            "hy_v3" => name.replace(".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
+            _ => name,
+        };
         (config.module_of(&name), (shape, bytes))
     };
     let mut tensors: Tensors = config.expected_tensors().into_iter().map(tensor).collect();

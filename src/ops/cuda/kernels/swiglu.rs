@@ -14,10 +14,6 @@ const MODULE: &str = "swiglu";
 const THREADS: usize = 128;
 
 /// Whether there are kernels for it.
-pub(super) fn has(activation: Activation) -> bool {
-    matches!(activation, Activation::Silu | Activation::GeluTanh)
-}
-
 fn kernel(name: &str, [tokens, width]: [usize; 2]) -> Launch {
     Launch::new(MODULE, name, [tokens, width.div_ceil(8 * THREADS), 1], THREADS)
 }

@@ -184,10 +184,18 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         "a head of its own"
     } else if config.family().gguf.architecture == Some("dots1") && shares_keys(config) {
         "fewer heads of keys than of queries"
-    } else if [Scales::Logits, Scales::Parts].contains(&config.family().scales)
+    } else if ([Scales::Logits, Scales::Parts].contains(&config.family().scales)
+        || config.family().gguf.architecture == Some("hy_v3"))
         && config.blocks[0].sites.iter().any(|site| site.has_bias)
     {
         "biases of attention"
+    } else if matches!(config.family().gguf.architecture, Some("exaone4" | "phi2"))
+        && config.blocks[0].attention().is_some_and(|it| it.heads.query_width() != config.hidden_size)
+    {
+        "heads that are not as wide together as the model"
+    } else if config.blocks[0].attention().is_some_and(|it| it.norms_by_head().is_some()) {
+        let problem = Problem::new("GGUF files with LayerNorms of heads are not written here");
+        return Err(problem.hint("merge into a folder: --out DIR"));
     } else if config.family().no_rope == NoRope::Full
         && config.blocks[0].attention().is_none_or(|it| it.heads.window.is_none())
     {
@@ -297,7 +305,7 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     if !is_one_each && mixtures.len() + router.and(Some(dense)).unwrap_or(0) < config.num_layers() {
         return refused(config, "layers without experts");
     }
-    if router.is_none_or(|router| router.groups.is_none()) && of_family.experts_sum_to_one != is_sum {
+    if (router.is_none() || !of_family.expert_factor) && of_family.experts_sum_to_one != is_sum {
         return refused(config, "this `norm_topk_prob`");
     }
     let mut keys = vec![("expert_count", mixture.experts.len()), ("expert_used_count", mixture.num_per_token)];
@@ -334,10 +342,11 @@ fn of_router(
     if router.bias.is_some() && bias.is_none() {
         return refused(config, "a router without a bias");
     }
-    if router.groups.is_none() && (factor - 1.0).abs() > 1e-9 {
+    let has_factor = config.family().gguf.expert_factor;
+    if !has_factor && (factor - 1.0).abs() > 1e-9 {
         return refused(config, "this `routed_scaling_factor`");
     }
-    if router.groups.is_some() && num_shared.is_none() {
+    if has_factor && num_shared.is_none() {
         return refused(config, "experts without shared ones");
     }
     if groups.is_some_and(|groups| groups.num_best != 2) {
@@ -351,7 +360,7 @@ fn of_router(
     // ERNIE 4.5's could be every so many layers.
     let is_ernie = router.sigmoid.is_none() && router.groups.is_none();
     keys.extend(is_ernie.then(|| ("interleave_moe_layer_step", count(1))));
-    if router.groups.is_some() {
+    if has_factor {
         keys.extend(gguf::EXPERT_WEIGHTS.into_iter().zip([Value::F32(factor as f32), Value::Bool(is_sum)]));
     }
     let of_groups =
@@ -401,9 +410,11 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         return refused(config, "this `rope_scaling`");
     }
     let has_rope = |block: &Block| block.attention().is_none_or(|attention| attention.rope.is_some());
+    let has_window = |block: &Block| block.attention().is_some_and(|it| it.heads.window.is_some());
     let expected = |layer: usize| match family.no_rope {
         NoRope::LastOf(every) => !(layer + 1).is_multiple_of(every),
-        NoRope::Full => config.blocks[layer].attention().is_some_and(|it| it.heads.window.is_some()),
+        NoRope::Full => has_window(&config.blocks[layer]),
+        NoRope::FullUnlessNull => has_window(&config.blocks[layer]) || !config.blocks.iter().any(has_window),
         NoRope::All => config.blocks[layer].attention().is_none(),
         NoRope::UnlessNamed => has_rope(&config.blocks[layer]),
         NoRope::Never => true,
@@ -426,8 +437,11 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     let Heads { num_heads, head_dim, scale, soft_cap, .. } = first.heads;
     let family = config.family();
     let implied = gguf::implied(family, config.num_layers(), config.hidden_size, num_heads, head_dim);
-    let Some(implied) = implied else { return Ok(Vec::new()) };
     let window = first.heads.window;
+    let Some(implied) = implied else {
+        let is_lost = matches!(family.gguf.windows, GgufWindows::OfLayers { .. }) && window.is_some();
+        return if is_lost { refused(config, "windows in other than 64 layers") } else { Ok(Vec::new()) };
+    };
     let has_window = |layer: usize| !(layer + 1).is_multiple_of(implied.pattern);
     let as_implied = |(layer, attention): (usize, &&Attention)| {
         attention.heads.window == window.filter(|_| has_window(layer))
@@ -458,7 +472,9 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
 #[must_use]
 pub fn lost_windows(config: &ModelConfig) -> Option<String> {
     let family = config.family();
-    if matches!(family.gguf.windows, GgufWindows::AllButEvery { .. }) || family.is_gemma4() {
+    if matches!(family.gguf.windows, GgufWindows::AllButEvery { .. } | GgufWindows::OfLayers { .. })
+        || family.is_gemma4()
+    {
         return None;
     }
     let window = config.blocks.iter().filter_map(|block| block.attention()?.heads.window).min()?;
