@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::InitArgs;
 use super::draft::Draft;
-use super::images;
+use super::mlx;
 use super::rows::{FirstRows, look, of_arguments};
 use crate::device::{Dtype, OpenDevice, has_bf16_products};
 use crate::measure::telemetry::available_host_memory_bytes;
@@ -80,7 +80,7 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
 
 /// Why training cannot start from `model`: it is an adapter, or weights in a form that is not read.
 fn of_other_form(model: &str) -> Option<Problem> {
-    if let Some(text) = images::of_mlx(model) {
+    if let Some(text) = mlx::of_base(model) {
         return Some(Problem::new(text));
     }
     let folder = Path::new(model);
