@@ -154,11 +154,16 @@ impl Dataset {
         &self.tokenizer
     }
 
-    /// SHA-256 of the content of the training files.
+    /// SHA-256 of the content of the training files, and of all images that rows have.
     #[must_use]
     pub fn train_digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         self.files.iter().filter(|file| !file.info.is_eval).for_each(|file| digest.update(file.content));
+        let mut images: Vec<_> =
+            self.images.iter().flat_map(|images| images.all()).map(|image| image.content).collect();
+        // Threads find them in any order.
+        images.sort_unstable();
+        images.iter().for_each(|content| digest.update(content));
         digest.finalize().into()
     }
 
