@@ -47,7 +47,7 @@ pub fn encoding_bytes(vision: &Vision, cut: &Cut) -> usize {
     let largest = (whole / cut.squares.map_or(1, Grid::count)).max(behind);
     let patches = largest / encoder.patch_size.pow(2);
     let scores = (encoder.num_heads * patches * patches).min(MOST_SCORES);
-    let in_attention = 10 * patches * hidden + if encoder.num_layers > 0 { 3 * scores } else { 0 };
+    let in_attention = 10 * patches * hidden + if encoder.num_layers > 0 { 2 * scores } else { 0 };
     let in_feed_forward = 2 * patches * hidden + 4 * patches * inner;
     // Numbers of all pieces, and twice those of the one that is encoded.
     F32 * (3 * (whole + behind + largest) + in_attention.max(in_feed_forward))
