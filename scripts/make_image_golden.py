@@ -28,11 +28,13 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
 from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, Gemma4AudioFeatureExtractor, Gemma4ImageProcessor,
-                          Gemma4Processor, Gemma4VideoProcessor, Glm46VImageProcessor, Glm46VProcessor, Glm46VVideoProcessor, GotOcr2ImageProcessor,
+                          Gemma4Processor, Gemma4UnifiedAudioFeatureExtractor, Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedImageProcessor,
+                          Gemma4UnifiedProcessor, Gemma4UnifiedVideoProcessor, Gemma4VideoProcessor, Glm46VImageProcessor, Glm46VProcessor, Glm46VVideoProcessor, GotOcr2ImageProcessor,
                           Idefics3Processor, InternVLProcessor, InternVLVideoProcessor, Lfm2VlImageProcessor, Lfm2VlProcessor, PaddleOCRVLImageProcessor, PaddleOCRVLProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
                           Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
 
 from transformers.models.gemma4 import image_processing_gemma4
+from transformers.models.gemma4_unified import image_processing_gemma4_unified
 
 from make_golden import B_BOUND, adapter_tensors, formula, loss_sum, name_alone, projections
 
@@ -53,9 +55,10 @@ MARKERS["paddleocr_vl"] = "<|IMAGE_PLACEHOLDER|>"
 SPECIAL["glm46v"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>",
                      "<|end_of_video|>"]
 SPECIAL["gemma4"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"]
+SPECIAL["gemma4_unified"] = SPECIAL["gemma4"]
 SPECIAL["lfm2_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"] + [
     f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 7) if row * column <= 6]
-MARKERS |= {"glm46v": "<|image|>", "gemma4": "<|image|>", "lfm2_vl": "<image>"}
+MARKERS |= {"glm46v": "<|image|>", "gemma4": "<|image|>", "gemma4_unified": "<|image|>", "lfm2_vl": "<image>"}
 # What templates write, where processors replace a part of that.
 AROUND = {"paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", "glm46v": "<|begin_of_image|><|image|><|end_of_image|>"}
 # Their tokens have three positions.
@@ -68,6 +71,7 @@ NAMED = {
     "gemma4": {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>", "boa_token": "<|audio>",
                "eoa_token": "<audio|>"},
 }
+NAMED["gemma4_unified"] = NAMED["gemma4"]
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]{% if message['content'] is string %}"
             "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
             "{% elif part['type'] in ['image', 'image_url'] %}MARKER{% endif %}{% endfor %}{% endif %}[/INST]{% else %}"
@@ -200,6 +204,11 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
         images = Gemma4ImageProcessor(**given)
         processor = Gemma4Processor(Gemma4AudioFeatureExtractor(), images, tokenizer, Gemma4VideoProcessor())
         return processor, lambda image: images(image, return_tensors="pt")
+    if config.model_type == "gemma4_unified":
+        image_processing_gemma4_unified._SUPPORTED_SOFT_TOKENS += (given["max_soft_tokens"],)
+        images = Gemma4UnifiedImageProcessor(**given)
+        processor = Gemma4UnifiedProcessor(Gemma4UnifiedAudioFeatureExtractor(), images, tokenizer, Gemma4UnifiedVideoProcessor())
+        return processor, lambda image: images(image, return_tensors="pt")
     if config.model_type == "lfm2_vl":
         images = Lfm2VlImageProcessor(**given)
         return Lfm2VlProcessor(images, tokenizer), lambda image: images(image, return_tensors="pt")
@@ -224,7 +233,7 @@ def unpatched(patches, rows: int, columns: int) -> np.ndarray:
 
 def pieces(out, config) -> list:
     """The pixels of an image's pieces, `[3, height, width]` each, also of those that come in patches."""
-    if config.model_type == "gemma4":
+    if config.model_type in ["gemma4", "gemma4_unified"]:
         columns, rows = (out["image_position_ids"][0].max(0).values + 1).tolist()
         return [unpatched(out["pixel_values"][0], rows, columns)]
     if config.model_type == "lfm2_vl":
@@ -266,6 +275,11 @@ def without(model, config, batch) -> list:
         cases.append(model(**batch))
         text.pad_token_id = pad
         return [case.logits[0].detach() for case in cases]
+    if config.model_type == "gemma4_unified":
+        # Its images are seen from the left to the right then; or both ways in all layers, as `forward` has it without these masks.
+        plain = torch.ones_like(batch["input_ids"])
+        one_way = {key: value for key, value in batch.items() if key != "mm_token_type_ids"} | {"attention_mask": plain}
+        return [model(**case).logits[0].detach() for case in [one_way, batch | {"attention_mask": plain}]]
     if config.model_type not in THREE:
         return []
     positions = torch.arange(batch["input_ids"].shape[1]).expand(3, 1, -1)
@@ -289,6 +303,12 @@ def encoded(row, folder: pathlib.Path, tokenizer, processor, config):
     before = processor(text=prompt, images=opened or None, add_special_tokens=False, return_tensors="pt")["input_ids"].shape[1]
     labels = batch["input_ids"].clone()
     labels[:, :before] = -100
+    if config.model_type == "gemma4_unified":
+        # `forward` alone lets images see both ways in full layers too; `generate`, and so whoever serves it, makes these masks.
+        shape = batch["input_ids"].shape
+        batch["attention_mask"] = Gemma4UnifiedForConditionalGeneration.create_masks_for_generate(
+            config, torch.zeros(*shape, config.text_config.hidden_size), batch["attention_mask"], None, torch.arange(shape[1])[None],
+            batch["mm_token_type_ids"])
     return {key: value for key, value in batch.items() if key != "token_type_ids" or config.model_type == "gemma3"}, labels
 
 
@@ -373,7 +393,7 @@ def main():
             tensor.copy_(torch.from_numpy(formula(name_alone(name), tuple(tensor.shape), bound)))
     batches, num_targets, total = [], 0, 0.0
     def encode(row):
-        return encoded(row, folder, tokenizer, processor, config)
+        return encoded(row, folder, tokenizer, processor, model.config)
 
     write_pairs(folder, adapted, named, encode)
     if "--pairs" in sys.argv:

@@ -138,6 +138,10 @@ def add_others():
     add("webp, transparent", saved(clear, "WEBP", lossless=True, exact=True), 1)
     add("webp, lossy", saved(image, "WEBP", quality=90), 3)
     add("webp, moving", saved(image, "WEBP", lossless=True, save_all=True, append_images=[clear.convert("RGB")]), 1)
+    # The same numbers, of which the first three are brightness and two colors: Adobe's mark says so.
+    ycck = bytearray(saved(Image.fromarray(smooth(4), "CMYK"), "JPEG", quality=95))
+    ycck[ycck.index(b"Adobe") + 11] = 2
+    add("jpeg, ycck", bytes(ycck), 6)
 
 
 add_pngs()

@@ -29,6 +29,7 @@ use crate::run::overview::{self, Fact};
 use crate::run::prepare::{PreparedParts, with_rows_of};
 use crate::run::shipping::require_shippable;
 use crate::schema::{Problem, Problems};
+use crate::train::budget::images::{ImageMemory, NO_IMAGES};
 use crate::train::rollouts::{Rollouts, about_environment};
 use crate::train::task::Task;
 use crate::util::failure::Failure;
@@ -170,10 +171,21 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
         }
     };
     let memory = match data.filter(|_| max_rows.is_none()) {
-        Some(data) => parts.memory(&with_rows_of(recipe, &data)),
-        None => parts.memory(recipe),
+        Some(data) => match ImageMemory::of(&data) {
+            Ok(images) => parts.memory(&with_rows_of(recipe, &data), &images),
+            Err(error) => {
+                findings.error(&error);
+                None
+            }
+        },
+        None => parts.memory(recipe, &NO_IMAGES),
     };
-    findings.warnings.extend(memory.and_then(|memory| memory.warning));
+    if let Some(memory) = memory {
+        // What the rows hold may have changed it.
+        let decided = findings.facts.iter_mut().find(|(subject, _)| *subject == overview::CHECKPOINTING);
+        decided.into_iter().zip(&memory.checkpointing).for_each(|((_, fact), decision)| *fact = decision.to_string());
+        findings.warnings.extend(memory.warning);
+    }
     findings
 }
 
@@ -202,7 +214,7 @@ fn examine_output(output_dir: &Path, findings: &mut Findings) {
 
 /// Looks at what a run prepares, and opens the tokenizer.
 fn examine_prepared(recipe: &Recipe, parts: &PreparedParts, findings: &mut Findings) -> Option<Tokenizer> {
-    let memory = parts.memory(recipe);
+    let memory = parts.memory(recipe, &NO_IMAGES);
     let PreparedParts {
         model: ModelParts { folder, tokenizer_folder, config, weights, is_downloaded, .. },
         selection,

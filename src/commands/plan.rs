@@ -32,11 +32,12 @@ use crate::measure::telemetry::disk_read_bytes_per_second;
 use crate::ops::place::place_on;
 use crate::recipe::{Recipe, RecipeArgs};
 use crate::run::images::kept_images_of_rows;
-use crate::run::inputs::{self, ModelSource, WeightsFrom};
+use crate::run::inputs::{self, ModelSource, WeightsFrom, data_failure};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
 use crate::train::budget::fit::Decision;
 use crate::train::budget::forecast::Forecast;
+use crate::train::budget::images::ImageMemory;
 use crate::train::budget::workload::Workload;
 use crate::train::objective::{OfReference, needs};
 use crate::util::failure::Failure;
@@ -114,7 +115,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     inputs::require_residency(recipe.model.residency, target.kind.is_gpu().then_some(&*target.label))
         .map_err(|problem| recipe.places.locate(problem))?;
     let PlannedModel { config, selection, source } = PlannedModel::of_recipe(&recipe)?;
-    let mut workload = inputs::workload(&recipe, &config, &selection, place_on(target.kind));
+    let data = source.as_ref().map_err(Clone::clone).and_then(|source| rows(&recipe, source));
+    let images = data.as_ref().map_or(Ok(ImageMemory::default()), ImageMemory::of).map_err(data_failure)?;
+    let mut workload = inputs::workload(&recipe, &config, &selection, &images, place_on(target.kind));
     workload.num_ranks = args.ranks as usize;
     let decision = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
         .then(|| Decision::new(&workload, target.usable_bytes()));
@@ -139,10 +142,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let folder = source.as_ref().ok().filter(|_| target.is_here && workload.plan().read_bytes_per_step.is_some());
     let disk_bytes_per_second = folder.and_then(|source| rate_of_disk(&source.folder));
     // On the CPU the batch has no padding.
-    let forecast =
-        source.and_then(|source| forecast(&recipe, &source, &workload, target.kind.is_gpu(), args.ranks == 1));
+    let forecast = data.and_then(|data| forecast(&recipe, &data, &workload, target.kind.is_gpu(), args.ranks == 1));
     let prices = prices(args, &recipe);
-    workload.image_tokens = forecast.as_ref().map_or(0, |forecast| forecast.most_image_tokens);
     let report = Report::new(&Basis {
         recipe: &recipe,
         workload: &workload,
@@ -241,14 +242,8 @@ fn step_seconds(args: &RecipeArgs, [micro_batches, rows]: [usize; 2], has_warmup
     seconds.ok_or_else(|| Failure::running("`lora-train bench` printed no time of a step"))
 }
 
-/// The steps from the training rows, or one line on why these cannot be read here. Large files are not tokenised.
-fn forecast(
-    recipe: &Recipe,
-    source: &ModelSource,
-    workload: &Workload<'_>,
-    is_padded: bool,
-    is_alone: bool,
-) -> Result<Forecast, String> {
+/// The rows, or one line on why these cannot be read here. Large files are not tokenised.
+fn rows(recipe: &Recipe, source: &ModelSource) -> Result<Dataset, String> {
     if recipe.data.train.is_empty() {
         return Err("the recipe names no training data".into());
     }
@@ -260,16 +255,26 @@ fn forecast(
         images: kept_images_of_rows(&source.folder, &source.config, &recipe.data),
         ..OpenOptions::default()
     };
+    let sees = options.images.as_ref().is_some_and(|images| images.vision().is_ok());
+    let without_images = if sees { "; the memory is without what images take" } else { "" };
+    Dataset::open(&recipe.data, Arc::new(tokenizer), recipe.seed, &options)
+        .map_err(|error| first_line(&Failure::input(error)) + without_images)
+}
+
+/// The steps from the training rows, or one line on why these cannot be read.
+fn forecast(
+    recipe: &Recipe,
+    data: &Dataset,
+    workload: &Workload<'_>,
+    is_padded: bool,
+    is_alone: bool,
+) -> Result<Forecast, String> {
     let flops = workload.flops();
     let keeps_reference = is_alone && needs(workload.objective).reference == Some(OfReference::Documents);
     let Recipe { train, objective, eval, .. } = recipe;
     let max_length = recipe.data.max_length;
-    let (tokenizer, rows) = (Arc::new(tokenizer), train.micro_batch_size);
-    Dataset::open(&recipe.data, tokenizer, recipe.seed, &options)
-        .and_then(|data| {
-            let steps = Forecast::new(&data, train, objective, max_length, &flops, is_padded, keeps_reference)?;
-            steps.with_evaluations(&data, rows, eval, &flops, is_padded)
-        })
+    Forecast::new(data, train, objective, max_length, &flops, is_padded, keeps_reference)
+        .and_then(|steps| steps.with_evaluations(data, train.micro_batch_size, eval, &flops, is_padded))
         .map_err(|error| first_line(&Failure::input(error)))
 }
 

@@ -17,7 +17,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::{number, print, say};
+use crate::data::cache::CacheSettings;
+use crate::data::dataset::OpenOptions;
 use crate::device::num_cpu_threads;
+use crate::hub::Progress;
 use crate::ops::place::place_on;
 use crate::recipe::{Purpose, Recipe, RecipeArgs, is_stdin};
 use crate::run::Prepared;
@@ -118,8 +121,11 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
     let recipe = args.recipe.load(Purpose::Training)?;
     let out = args.out.clone().unwrap_or_else(|| args.recipe.recipe.with_extension("tuned.toml"));
     refuse_foreign(&out)?;
-    let Prepared { recipe, source, selection, device, memory, .. } =
-        &Prepared::new(recipe, None, WeightsFrom::Nowhere, false)?;
+    let mut prepared = Prepared::new(recipe, None, WeightsFrom::Nowhere, false)?;
+    let options =
+        OpenOptions { cache: CacheSettings::from_env(), progress: Progress::detect(false), ..OpenOptions::default() };
+    prepared.look_for_images(&options).map_err(|failure| failure.located(&prepared.recipe.places))?;
+    let Prepared { recipe, source, selection, device, images, memory, .. } = &prepared;
     let limits = Limits {
         threads: num_cpu_threads(),
         kind: device.kind,
@@ -147,7 +153,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<(), Failure> {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(OUT_OF_TIME.to_owned());
         }
-        let fits = memory.fits(&workload(of, &source.config, selection, place_on(device.kind)));
+        let fits = memory.fits(&workload(of, &source.config, selection, images, place_on(device.kind)));
         fits.map_err(|peak| format!("does not fit ({})", fit::size(as_f64(peak as u64))))
     };
     let mut measure = |of: &Recipe| runner.measure(&changes(recipe, of), deadline);

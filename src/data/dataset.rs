@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -18,7 +19,7 @@ use super::packing::best_fit;
 use super::template::{ChatTemplate, Stops};
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, DataFormat, DataSource, EvalSplit, OnBadRow, RowKind, RowLimit};
-use crate::images::Images;
+use crate::images::{Images, is_of_image};
 
 mod opening;
 mod questions;
@@ -153,11 +154,16 @@ impl Dataset {
         &self.tokenizer
     }
 
-    /// SHA-256 of the content of the training files.
+    /// SHA-256 of the content of the training files, and of all images that rows have.
     #[must_use]
     pub fn train_digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         self.files.iter().filter(|file| !file.info.is_eval).for_each(|file| digest.update(file.content));
+        let mut images: Vec<_> =
+            self.images.iter().flat_map(|images| images.all()).map(|image| image.content).collect();
+        // Threads find them in any order.
+        images.sort_unstable();
+        images.iter().for_each(|content| digest.update(content));
         digest.finalize().into()
     }
 
@@ -183,6 +189,20 @@ impl Dataset {
     #[must_use]
     pub fn has_images(&self) -> bool {
         self.images.as_ref().is_some_and(|images| !images.all().is_empty())
+    }
+
+    /// Of every row that is used and has images, the number of their tokens.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn image_tokens(&self) -> Result<Vec<usize>, DataError> {
+        let of_row = |row: &u32| {
+            let (_, row) = read_row(&self.files, *row)?;
+            Ok(row.ids.iter().filter(|id| is_of_image(**id)).count())
+        };
+        let rows = self.train_rows.par_iter().chain(&self.eval_rows);
+        let counts = rows.map(of_row).collect::<Result<Vec<_>, DataError>>()?;
+        Ok(counts.into_iter().filter(|count| *count > 0).collect())
     }
 
     /// The chat template; `None` if no rows are written with one.

@@ -25,6 +25,9 @@ mod load;
 mod names;
 mod places;
 mod projectors;
+mod sizes;
+
+pub use sizes::{encoding_bytes, weight_bytes};
 
 /// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
 const MERGED_EPS: f64 = 1e-5;
@@ -39,6 +42,8 @@ pub struct Tower {
     vision: Vision,
     place: Place,
     device: Device,
+    /// Of the pixels of each patch.
+    pixel_norm: Option<Norm>,
     /// `[hidden_size, 3 * patch_size^2]`
     patches: Linear,
     /// Goes before the patches, and is dropped behind the layers, `[1, hidden_size]`.
@@ -132,7 +137,7 @@ impl Tower {
         let by_patch = places.ordered(by_patch);
         let kind = self.vision.encoder.kind;
         let by_patch = if let EncoderKind::Gemma4 { .. } = kind { (by_patch - 0.5) * 2.0 } else { by_patch };
-        let x = self.linear(&by_patch, &self.patches);
+        let x = self.linear(&self.normed(by_patch, self.pixel_norm.as_ref()), &self.patches);
         let x = if let Some(class) = &self.class { Tensor::cat(vec![class.clone(), x], 0) } else { x };
         let mut x = self.normed(x, self.ends[0].as_ref());
         if let Some(positions) = &self.positions {
@@ -142,7 +147,9 @@ impl Tower {
                 EncoderKind::PaddleOcr { side, .. } => between(side, Between::Edges),
                 EncoderKind::Siglip2 { side } => between(side, Between::Smoothed),
                 EncoderKind::Glm { side, .. } => between(side, Between::Cubic),
-                EncoderKind::Gemma4 { num_places, .. } => places.of_columns_and_rows(positions, num_places),
+                EncoderKind::Gemma4 { num_places, .. } | EncoderKind::Gemma4Unified { num_places } => {
+                    places.of_columns_and_rows(positions, num_places)
+                }
                 _ => positions.clone(),
             };
         }
@@ -165,9 +172,10 @@ impl Tower {
         let (side, hidden) = (self.vision.projector.merge_size(), self.vision.encoder.hidden_size);
         let (in_order, eps) = match self.vision.projector {
             Projector::Merging { eps, .. } => ([0, 2, 4, 1, 3], eps),
-            Projector::Joining { eps, .. } | Projector::Pooling { eps, .. } | Projector::Standardised { eps, .. } => {
-                ([0, 2, 1, 3, 4], eps)
-            }
+            Projector::Joining { eps, .. }
+            | Projector::Pooling { eps, .. }
+            | Projector::Standardised { eps, .. }
+            | Projector::Plain { eps } => ([0, 2, 1, 3, 4], eps),
             Projector::Linear { .. } | Projector::Normed { .. } | Projector::Gated { .. } => {
                 ([0, 2, 1, 3, 4], MERGED_EPS)
             }

@@ -141,7 +141,11 @@ const NO_KEY: &[(&[&str], &[&str], &str)] = &[
         "adapters start as `init_lora_weights`, in [lora], says",
     ),
     (
-        &["processor_type", "image_min_pixels", "image_size", "freeze_vision_tower"],
+        &[
+            "processor_type", "image_min_pixels", "image_size", "image_resize_algorithm", "freeze_vision_tower",
+            "freeze_multi_modal_projector", "freeze_vit", "freeze_aligner", "finetune_vision_layers",
+            "train_mm_proj_only", "vision_tower",
+        ],
         &[],
         "images are resized as the model's own files say, and its vision tower stays as it is; leave it out",
     ),

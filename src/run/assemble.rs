@@ -123,6 +123,6 @@ impl Prepared {
 
     /// The FLOPs of a step of this model.
     pub(crate) fn flops(&self, model: &Model) -> StepFlops {
-        workload(&self.recipe, &self.source.config, &self.selection, model.place()).flops()
+        workload(&self.recipe, &self.source.config, &self.selection, &self.images, model.place()).flops()
     }
 }

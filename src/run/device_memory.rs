@@ -14,6 +14,7 @@ use crate::ops::place::place_on;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::train::budget::fit::{self, Decision, Memories};
+use crate::train::budget::images::ImageMemory;
 use crate::train::budget::memory::{GPU_CONTEXT_BYTES, MemoryPlan};
 use crate::train::budget::workload::Workload;
 use crate::util::failure::Failure;
@@ -79,41 +80,60 @@ pub(crate) struct StepMemory {
     pub(crate) advice: String,
     /// What became of `train.gradient_checkpointing` = "auto"; absent where the recipe says more.
     pub(crate) checkpointing: Option<Decision>,
-    /// Memory that a step may take on the device; absent where it is not known.
-    device_bytes: Option<f64>,
-    /// Memory that a step may take on the host; absent where it is not known.
-    host_bytes: Option<f64>,
+    room: Room,
 }
 
-impl StepMemory {
-    /// Estimates the memory of a recipe's step and asks the device how much it has. Nothing is loaded. `kept` is what
-    /// an earlier start of the run had for `train.gradient_checkpointing` = "auto".
-    pub(crate) fn estimate(
-        recipe: &Recipe,
-        config: &ModelConfig,
-        selection: &Selection,
-        device: &OpenDevice,
-        kept: Option<GradientCheckpointing>,
-    ) -> Self {
-        let mut workload = inputs::workload(recipe, config, selection, place_on(device.kind));
+/// Memory that a step may take; absent where it is not known.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Room {
+    device_bytes: Option<f64>,
+    host_bytes: Option<f64>,
+    kind: DeviceKind,
+    /// Of the device, for messages.
+    label: String,
+}
+
+impl Room {
+    /// That of an open device that has computed nothing yet.
+    pub(crate) fn of(device: &OpenDevice) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory")]
         let [device_bytes, host_bytes] = [Resources::of(device).usable_bytes(), available_host_memory_bytes()]
             .map(|bytes| bytes.map(|bytes| bytes as f64));
+        let label = if device.is_gpu() { device.label.clone() } else { "this process".to_owned() };
+        Self { device_bytes, host_bytes, kind: device.kind, label }
+    }
+}
+
+impl StepMemory {
+    /// Estimates the memory of a recipe's step. Nothing is loaded. `kept` is what an earlier start of the run had for
+    /// `train.gradient_checkpointing` = "auto".
+    pub(crate) fn estimate(
+        recipe: &Recipe,
+        (config, selection): (&ModelConfig, &Selection),
+        images: &ImageMemory,
+        room: Room,
+        kept: Option<GradientCheckpointing>,
+    ) -> Self {
+        let mut workload = inputs::workload(recipe, config, selection, images, place_on(room.kind));
+        let Room { device_bytes, host_bytes, ref label, .. } = room;
         let checkpointing = (workload.gradient_checkpointing == GradientCheckpointing::Auto)
             .then(|| kept.map_or_else(|| Decision::new(&workload, device_bytes), Decision::kept));
         if let Some(Decision { choice, .. }) = &checkpointing {
             workload.gradient_checkpointing = *choice;
         }
-        let place = if device.is_gpu() { device.label.as_str() } else { "this process" };
-        let shortage = |device_bytes| fit::shortage(&workload, Memories { device_bytes, host_bytes }, place);
+        let shortage = |device_bytes| fit::shortage(&workload, Memories { device_bytes, host_bytes }, label);
         Self {
             plan: workload.plan(),
             warning: device_bytes.and_then(shortage),
-            advice: fit::advice(&workload, device_bytes, host_bytes, place),
+            advice: fit::advice(&workload, device_bytes, host_bytes, label),
             checkpointing,
-            device_bytes,
-            host_bytes,
+            room,
         }
+    }
+
+    /// The memory that there was before anything was loaded.
+    pub(crate) fn room(&self) -> Room {
+        self.room.clone()
     }
 
     /// Whether the memory suffices for the steps of another recipe, as far as it is known.
@@ -121,9 +141,9 @@ impl StepMemory {
     /// # Errors
     /// The peak in bytes that does not fit, on the device or on the host.
     pub(crate) fn fits(&self, workload: &Workload<'_>) -> Result<(), usize> {
-        let device = Some(workload.plan().peak_bytes).zip(self.device_bytes);
+        let device = Some(workload.plan().peak_bytes).zip(self.room.device_bytes);
         // Host memory next to a GPU, where what is kept of blocks may be offloaded.
-        let host = workload.host_plan().map(|plan| plan.peak_bytes).zip(self.host_bytes);
+        let host = workload.host_plan().map(|plan| plan.peak_bytes).zip(self.room.host_bytes);
         let too_large = device.into_iter().chain(host).find(|(peak, bytes)| !fit::is_room(*peak, *bytes));
         too_large.map_or(Ok(()), |(peak, _)| Err(peak))
     }

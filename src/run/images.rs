@@ -112,7 +112,7 @@ fn features(
         };
         let of_image = |reason: String| Failure::input(format!("the image {:?} {reason}", image.name));
         if !writer.add(image, features).map_err(of_image)? {
-            // What is damaged is told before the first step.
+            // It is encoded only when it is read; an image that is damaged is to end the run before its first step.
             images.pieces(image).map_err(of_image)?;
             num_unkept += 1;
         }

@@ -23,6 +23,7 @@ use crate::recipe::Recipe;
 use crate::save::export::{SavedAdapter, check_written, grow};
 use crate::schema::{Problem, Problems};
 use crate::spec::ModelConfig;
+use crate::train::budget::images::ImageMemory;
 use crate::train::budget::workload::Workload;
 use crate::util::failure::Failure;
 use crate::util::gguf::is_gguf;
@@ -280,6 +281,7 @@ pub(crate) fn workload<'a>(
     recipe: &'a Recipe,
     config: &'a ModelConfig,
     selection: &'a Selection,
+    images: &'a ImageMemory,
     place: Place,
 ) -> Workload<'a> {
     let precision = recipe.train.precision;
@@ -291,7 +293,8 @@ pub(crate) fn workload<'a>(
         precision,
         rows: recipe.train.micro_batch_size,
         row_length: if place.pads_rows() { padded_length(recipe.data.max_length) } else { recipe.data.max_length },
-        image_tokens: 0,
+        is_packed: recipe.data.packing,
+        images,
         gradient_checkpointing: recipe.train.gradient_checkpointing,
         gradient_accumulation_steps: recipe.train.gradient_accumulation_steps,
         layered_accumulation: recipe.train.layered_accumulation,

@@ -49,6 +49,7 @@ impl Loaded {
             run.prepared.take_ranks(run.prepared.recipe.lora.with_found(found))?;
         }
         let (data, model) = read_rows_and_model(run, &mut joined)?;
+        run.prepared.take_images(&data, resumed.and_then(|resumed| resumed.checkpointing))?;
         let hosts = joined.compare(&run.common_recipe, &run.prepared, &data, resumed)?;
         if let (Some(resume), Some(resumed)) = (&run.args.resume, resumed) {
             resumed.refuse_if_done(resume, &run.dir, total_steps(&run.prepared.recipe, &data))?;

@@ -34,6 +34,9 @@ const MOST_LEARNING_RATE: f64 = 2e-2;
 /// Hosts of images that are named.
 const MAX_HOSTS: usize = 4;
 
+/// Label of what became of `train.gradient_checkpointing` = "auto".
+pub(crate) const CHECKPOINTING: &str = "gradient checkpointing";
+
 /// A label and its value.
 pub(crate) type Fact = (&'static str, String);
 
@@ -86,7 +89,7 @@ pub(crate) fn prepared_facts(
     let start = recipe.lora.start_from.as_ref();
     facts.extend(start.map(|folder| ("starts from", format!("the adapter in {}", folder.display()))));
     let decision = memory.and_then(|memory| memory.checkpointing.as_ref());
-    facts.extend(decision.map(|decision| ("gradient checkpointing", decision.to_string())));
+    facts.extend(decision.map(|decision| (CHECKPOINTING, decision.to_string())));
     let from = 100.0 * recipe.train.ship_from;
     let served =
         recipe.train.ship_as.map(|it| format!("{}, trained as such a file after {from:.0} % of the steps", it.name()));

@@ -1,15 +1,19 @@
 //! What a recipe asks for, looked up before any weight is read and any row is tokenised.
 
-use super::device_memory::StepMemory;
-use super::inputs::{ModelParts, ModelSource, WeightsFrom, no_weights, require_residency, select_written};
+use super::device_memory::{Room, StepMemory};
+use super::images::images;
+use super::inputs::{
+    ModelParts, ModelSource, WeightsFrom, data_failure, no_weights, require_residency, select_written,
+};
 use super::kernel_check;
 use crate::config::{GradientCheckpointing, LoraConfig};
-use crate::data::dataset::Dataset;
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::device::OpenDevice;
 use crate::lora::targets::Selection;
 use crate::recipe::Recipe;
 use crate::spec::ModelConfig;
 use crate::train::budget::fit::Decision;
+use crate::train::budget::images::ImageMemory;
 use crate::util::failure::Failure;
 
 /// A recipe, and the model, layers and device that it names: `check` prints it, training continues from it.
@@ -23,6 +27,8 @@ pub(crate) struct Prepared {
     /// What these took to start, for people.
     pub(crate) about_start: Option<String>,
     pub(crate) device: OpenDevice,
+    /// What the rows' images take, once they are read.
+    pub(crate) images: ImageMemory,
     /// Estimated memory of its steps.
     pub(crate) memory: StepMemory,
 }
@@ -40,12 +46,13 @@ impl Prepared {
         let failure = failures.into_iter().reduce(Failure::and);
         match (failure, model.whole(), selection, device) {
             (None, Some(source), Some(selection), Some(device)) => {
-                let memory = StepMemory::estimate(&recipe, &source.config, &selection, &device, kept);
+                let (model, images) = ((&source.config, &selection), ImageMemory::default());
+                let memory = StepMemory::estimate(&recipe, model, &images, Room::of(&device), kept);
                 if let Some(Decision { choice, .. }) = &memory.checkpointing {
                     recipe.train.gradient_checkpointing = *choice;
                 }
                 let lora = recipe.lora.clone();
-                Ok(Self { recipe, source, selection, lora, about_start: None, device, memory })
+                Ok(Self { recipe, source, selection, lora, about_start: None, device, images, memory })
             }
             (failure, ..) => Err(failure.unwrap_or_else(no_weights).located(&recipe.places)),
         }
@@ -60,10 +67,45 @@ impl Prepared {
         Ok(())
     }
 
+    /// Takes the images of the rows into account: what is held of them may change what is decided by the memory. `kept` as in
+    /// [`new`](Self::new).
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub(crate) fn take_images(&mut self, data: &Dataset, kept: Option<GradientCheckpointing>) -> Result<(), Failure> {
+        if !data.has_images() {
+            return Ok(());
+        }
+        self.images = ImageMemory::of(data).map_err(data_failure)?;
+        let Self { recipe, source, selection, images, memory, .. } = self;
+        if memory.checkpointing.is_some() {
+            recipe.train.gradient_checkpointing = GradientCheckpointing::Auto;
+        }
+        *memory = StepMemory::estimate(recipe, (&source.config, selection), images, memory.room(), kept);
+        if let Some(Decision { choice, .. }) = &memory.checkpointing {
+            recipe.train.gradient_checkpointing = *choice;
+        }
+        Ok(())
+    }
+
+    /// The same for rows that are not read yet: they are, if the model sees images.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open_data`].
+    pub(crate) fn look_for_images(&mut self, options: &OpenOptions<'_>) -> Result<(), Failure> {
+        let Self { recipe: Recipe { data, seed, .. }, source, .. } = self;
+        if images(&source.folder, &source.config, data).is_none_or(|images| images.vision().is_err()) {
+            return Ok(());
+        }
+        let data = source.open_data(data, *seed, options)?;
+        self.take_images(&data, None)
+    }
+
     /// Why the memory may be too small for micro-batches of these rows.
     pub(super) fn memory_warning(&self, data: &Dataset) -> Option<String> {
+        let Self { source, selection, images, memory, .. } = self;
         let recipe = with_rows_of(&self.recipe, data);
-        StepMemory::estimate(&recipe, &self.source.config, &self.selection, &self.device, None).warning
+        StepMemory::estimate(&recipe, (&source.config, selection), images, memory.room(), None).warning
     }
 
     /// Number of trained parameters.
@@ -131,9 +173,8 @@ impl PreparedParts {
     }
 
     /// Estimated memory of the steps, where model, layers and device are known.
-    pub(crate) fn memory(&self, recipe: &Recipe) -> Option<StepMemory> {
-        let (config, selection, device) =
-            (self.model.config.as_ref()?, self.selection.as_ref()?, self.device.as_ref()?);
-        Some(StepMemory::estimate(recipe, config, selection, device, None))
+    pub(crate) fn memory(&self, recipe: &Recipe, images: &ImageMemory) -> Option<StepMemory> {
+        let model = (self.model.config.as_ref()?, self.selection.as_ref()?);
+        Some(StepMemory::estimate(recipe, model, images, Room::of(self.device.as_ref()?), None))
     }
 }

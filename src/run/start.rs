@@ -317,10 +317,10 @@ fn measure(ranks: &mut dyn Ranks, num_parameters: usize, device: &Device) -> Mea
 
 /// The facts about recipe and machine that the diagnosis rules use.
 fn facts(prepared: &Prepared, data: &Dataset, telemetry: &Telemetry, leaves_padding_out: bool) -> Facts {
-    let Prepared { recipe, source, selection, device, memory, .. } = prepared;
+    let Prepared { recipe, source, selection, device, images, memory, .. } = prepared;
     let config = &source.config;
     let host_memory_bytes = total_host_memory_bytes();
-    let workload = workload(recipe, config, selection, place_on(device.kind));
+    let workload = workload(recipe, config, selection, images, place_on(device.kind));
     let peak = |gradient_checkpointing| Workload { gradient_checkpointing, ..workload.clone() }.plan().peak_bytes;
     let own = workload.plan();
     let doubled_peak = Workload { rows: 2 * workload.rows, ..workload.clone() }.plan().peak_bytes;

@@ -152,6 +152,12 @@ pub enum EncoderKind {
         /// Whether linear layers keep inputs and outputs within bounds.
         has_bounds: bool,
     },
+    /// No layers: a layer norm, a linear layer and a layer norm, vectors of rows and of columns, and another layer norm (Gemma 4
+    /// Unified).
+    Gemma4Unified {
+        /// Rows, and columns, that have vectors.
+        num_places: usize,
+    },
     /// As Qwen3-VL without these vectors, with `x sigmoid(1.702 x)` as its activation (Qwen2-VL).
     Qwen2 {
         /// Base of the frequencies of rows and columns.
@@ -219,6 +225,11 @@ pub enum Projector {
         /// Whether files have these biases and factors.
         has_statistics: bool,
     },
+    /// A norm without weights, and a linear layer; a token has one patch (Gemma 4 Unified).
+    Plain {
+        /// Added to the mean square in the norm.
+        eps: f64,
+    },
     /// Two linear layers over the patches of a token, a norm, and a gated feed-forward layer (GLM-4.1V).
     Gated {
         /// Patches on a side of a token.
@@ -264,6 +275,7 @@ enum Family {
     Gemma3,
     PaddleOcr,
     Gemma4,
+    Gemma4Unified,
     Lfm2,
     Glm,
 }
@@ -288,6 +300,7 @@ impl Vision {
                 ("gemma3", Family::Gemma3),
                 ("paddleocr_vl", Family::PaddleOcr),
                 ("gemma4", Family::Gemma4),
+                ("gemma4_unified", Family::Gemma4Unified),
                 ("lfm2_vl", Family::Lfm2),
                 ("glm4v", Family::Glm),
                 ("glm46v", Family::Glm),
@@ -317,7 +330,7 @@ impl Vision {
             Family::InternVl => 151_667,
             Family::Gemma3 => 262_144,
             Family::PaddleOcr => 100_295,
-            Family::Gemma4 => 258_880,
+            Family::Gemma4 | Family::Gemma4Unified => 258_880,
             Family::Lfm2 => 396,
             Family::Glm => 151_343,
             Family::Qwen3 if config.family().delta_heads.is_some() => 248_056,
@@ -330,6 +343,7 @@ impl Vision {
             Family::Gemma3 => (others::gemma3(json, cutting), Vec::new()),
             Family::PaddleOcr => (others::paddleocr(json, cutting), Vec::new()),
             Family::Gemma4 => (gemma4::tower(json, cutting), Vec::new()),
+            Family::Gemma4Unified => (gemma4::unified(json, cutting), Vec::new()),
             Family::Lfm2 => (lfm2::tower(json, cutting), Vec::new()),
             Family::Glm => (glm::tower(json, config, cutting), Vec::new()),
             Family::Qwen3 => qwen::qwen3(json, config, cutting),
@@ -340,7 +354,7 @@ impl Vision {
         let image_token_id = u32::try_from(image_token_id).unwrap_or(default_id);
         let (table_id, seen_both_ways) = match family {
             Family::Gemma3 => (image_token_id, SeenBothWays::Everywhere),
-            Family::Gemma4 => gemma4::in_text(json, config),
+            Family::Gemma4 | Family::Gemma4Unified => gemma4::in_text(json, config),
             _ => (image_token_id, SeenBothWays::Nowhere),
         };
         let text_size = config.hidden_size;
@@ -381,6 +395,7 @@ impl Projector {
     #[must_use]
     pub fn merge_size(&self) -> usize {
         match self {
+            Self::Plain { .. } => 1,
             Self::Merging { merge_size, .. }
             | Self::Linear { merge_size }
             | Self::Normed { merge_size, .. }
@@ -428,10 +443,10 @@ fn read_preprocessor(json: &mut Section, family: Family) -> (Pixels, Cutting) {
         known.into_iter().find(|(number, _)| value.number() == Some(*number)).map(|(_, filter)| filter).ok_or(None)
     });
     let norm = [json.numbers("image_mean", mean, 0.0..=1.0), json.numbers("image_std", std, 1e-3..=1.0)];
-    let is_normed = json.boolean("do_normalize", !matches!(family, Family::Gemma4));
+    let is_normed = json.boolean("do_normalize", !matches!(family, Family::Gemma4 | Family::Gemma4Unified));
     let pixels = Pixels { filter, norm: is_normed.then_some(norm) };
     match family {
-        Family::Gemma4 => return (pixels, gemma4::cutting(json)),
+        Family::Gemma4 | Family::Gemma4Unified => return (pixels, gemma4::cutting(json)),
         Family::Lfm2 => return (pixels, lfm2::cutting(json)),
         Family::Glm => return (pixels, glm::cutting(json)),
         _ => {}

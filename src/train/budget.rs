@@ -8,6 +8,7 @@ pub mod fit;
 pub mod flops;
 pub mod forecast;
 pub mod gpu;
+pub mod images;
 pub mod memory;
 mod operands;
 pub mod workload;

@@ -41,7 +41,7 @@ use crate::preferences::norm;
 const NAMES: [&str; 3] = ["a.png", "b.png", "c.png"];
 
 /// Folders of golden files, and how many tokens a row may have there.
-const FAMILIES: [(&str, usize); 12] = [
+const FAMILIES: [(&str, usize); 13] = [
     (MISTRAL3, 64),
     (SMOLVLM, 256),
     ("images-internvl", 256),
@@ -54,10 +54,12 @@ const FAMILIES: [(&str, usize); 12] = [
     (GLM, 96),
     (LFM2_VL, 256),
     (GEMMA4, 96),
+    (GEMMA4_UNIFIED, 96),
 ];
 const GLM: &str = "images-glm46v";
 const LFM2_VL: &str = "images-lfm2_vl";
 const GEMMA4: &str = "images-gemma4";
+const GEMMA4_UNIFIED: &str = "images-gemma4_unified";
 const PADDLEOCR: &str = "images-paddleocr_vl";
 const QWEN2_VL: &str = "images-qwen2_vl";
 pub(crate) const GEMMA3: &str = "images-gemma3";
@@ -90,7 +92,9 @@ pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
         let values = formula(name, made["bound"].as_f64().unwrap()).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         let name = match name.strip_prefix("model.language_model.") {
-            _ if [SMOLVLM, GLM, LFM2_VL, GEMMA4].contains(&family) || family.starts_with("images-qwen3") => {
+            _ if [SMOLVLM, GLM, LFM2_VL, GEMMA4, GEMMA4_UNIFIED].contains(&family)
+                || family.starts_with("images-qwen3") =>
+            {
                 name.clone()
             }
             Some(rest) if [QWEN2_5_VL, QWEN2_VL, PADDLEOCR].contains(&family) => format!("model.{rest}"),
@@ -479,6 +483,7 @@ fn a_model_that_sees_is_trained_and_its_images_are_encoded_once() {
 #[test]
 fn so_are_models_with_tables_of_layers_and_those_that_cut_images_into_tiles() {
     train_and_ask((GEMMA4, "<|image><|image|><|image|>"));
+    train_and_ask((GEMMA4_UNIFIED, "<|image><|image|><|image|>"));
     train_and_ask((LFM2_VL, "<|image_start|><|img_row_1_col_1|><image>"));
     train_and_ask((GLM, "<|begin_of_image|><|image|><|image|>"));
 }

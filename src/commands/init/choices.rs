@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::InitArgs;
 use super::draft::Draft;
-use super::images;
+use super::mlx;
 use super::rows::{FirstRows, look, of_arguments};
 use crate::device::{Dtype, OpenDevice, has_bf16_products};
 use crate::measure::telemetry::available_host_memory_bytes;
@@ -15,6 +15,7 @@ use crate::run::inputs::{self, WeightsFrom};
 use crate::run::prepare::Prepared;
 use crate::schema::{Override, Problem};
 use crate::train::budget::fit::{self, Memories};
+use crate::train::budget::images::{ImageMemory, NO_IMAGES};
 use crate::train::schedule::{repeated, total_steps};
 use crate::util::failure::Failure;
 use crate::util::text::{bytes, counted, with_commas};
@@ -70,7 +71,8 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
     }
     choose_steps(&mut draft, rows.as_ref());
     choose_precision(&mut draft, &prepared.device);
-    fit_memory(&mut draft, &prepared)?;
+    let images = rows.as_ref().map_or_else(ImageMemory::default, |rows| rows.images.clone());
+    fit_memory(&mut draft, &prepared, &images)?;
     if let Some(rows) = &rows {
         choose_evaluations(&mut draft, rows)?;
     }
@@ -80,7 +82,7 @@ pub(super) fn draft(model: &str, data: &str, args: &InitArgs) -> Result<Draft, F
 
 /// Why training cannot start from `model`: it is an adapter, or weights in a form that is not read.
 fn of_other_form(model: &str) -> Option<Problem> {
-    if let Some(text) = images::of_mlx(model) {
+    if let Some(text) = mlx::of_base(model) {
         return Some(Problem::new(text));
     }
     let folder = Path::new(model);
@@ -111,7 +113,9 @@ fn without_weights(failure: Failure, draft: &Draft) -> Result<Prepared, Failure>
 /// A length that the rows have, and packing where it saves a GPU half of its work.
 fn choose_length(draft: &mut Draft, rows: &FirstRows, prepared: &Prepared) {
     let (longest, most) = (rows.percentile(100), rows.percentile(99));
-    let covered = if longest <= USUAL_LENGTH { longest } else { most.max(USUAL_LENGTH) };
+    // Rows are not cut before their images end.
+    let has_images = rows.images != NO_IMAGES;
+    let covered = if longest <= USUAL_LENGTH || has_images { longest } else { most.max(USUAL_LENGTH) };
     let most_of_model = prepared.source.config.max_position_embeddings;
     let length = covered.next_multiple_of(128).min(most_of_model);
     let seen = if rows.is_part() { format!("the first {} rows", rows.count) } else { "the rows".into() };
@@ -177,10 +181,10 @@ fn choose_precision(draft: &mut Draft, device: &OpenDevice) {
 }
 
 /// As many rows of a step at a time as the memory holds, and what else makes it fit.
-fn fit_memory(draft: &mut Draft, prepared: &Prepared) -> Result<(), Failure> {
+fn fit_memory(draft: &mut Draft, prepared: &Prepared, images: &ImageMemory) -> Result<(), Failure> {
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training)?;
     let place = place_on(prepared.device.kind);
-    let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, place);
+    let mut workload = inputs::workload(&recipe, &prepared.source.config, &prepared.selection, images, place);
     let rows = workload.rows;
     if !["train.micro_batch_size", "train.gradient_accumulation_steps"].iter().any(|key| draft.is_given(key)) {
         let at_once = (ENOUGH_TOKENS / workload.row_length).clamp(1, rows);
@@ -232,7 +236,9 @@ fn header(draft: &Draft, rows: Option<&FirstRows>, prepared: &Prepared) -> Vec<S
     let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &[], Purpose::Training);
     let config = &prepared.source.config;
     let peak = recipe.ok().map(|recipe| {
-        let memory = StepMemory::estimate(&recipe, config, &prepared.selection, &prepared.device, None);
+        let images = rows.map_or(&NO_IMAGES, |rows| &rows.images);
+        let (model, room) = ((config, &prepared.selection), prepared.memory.room());
+        let memory = StepMemory::estimate(&recipe, model, images, room, None);
         format!(", about {} of memory", bytes(memory.plan.peak_bytes as u64))
     });
     let about_rows = rows.map(|rows| {

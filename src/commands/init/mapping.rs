@@ -11,7 +11,7 @@ use super::foreign::{Foreign, Meaning, as_toml, is_off};
 use super::rules::of_trainer;
 use super::trainer::Trainer;
 use super::values::{common, last_layers};
-use super::{experts, grpo, images, moments, objective, openai};
+use super::{experts, grpo, mlx, moments, objective, openai};
 use crate::data::sources::names_files;
 use crate::hub::HubSettings;
 use crate::recipe::{Purpose, Recipe, asks_for_nothing, peers};
@@ -22,7 +22,7 @@ use crate::util::failure::Failure;
 pub(super) fn draft(path: &Path, args: &InitArgs) -> Result<Draft, Failure> {
     let mut foreign = Foreign::read(path)?;
     (foreign.has_model, foreign.has_data) = (args.model.is_some(), args.data.is_some());
-    if let Some(problem) = images::refusal(&foreign, args.model.is_some()).or_else(|| objective::refusal(&foreign)) {
+    if let Some(problem) = objective::refusal(&foreign) {
         return Err(problem.into());
     }
     let changes: Vec<Override> = args.set.iter().map(Override::set).collect();
@@ -92,7 +92,7 @@ impl<'a> Mapping<'a> {
         mapping.settle();
         mapping.differences.extend(moments::in_full(&mut mapping.draft));
         let model = mapping.draft.get("model.path").and_then(toml::Value::as_str);
-        let of_mlx = model.and_then(images::of_mlx).map(|text| ("model.path".to_owned(), text));
+        let of_mlx = model.and_then(mlx::of_base).map(|text| ("model.path".to_owned(), text));
         mapping.draft.has_mistakes |= of_mlx.is_some() || mapping.lacks_files();
         mapping.differences.extend(of_mlx);
         mapping

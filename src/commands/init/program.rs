@@ -137,7 +137,6 @@ impl Reader {
                 self.said.aside(function, "after the run: `lora-train merge RUN --out DIR`".into());
             }
             "push_to_hub" => self.said.aside(function, "after the run: `lora-train push RUN OWNER/NAME`".into()),
-            "UnslothVisionDataCollator" => self.said.sees_images = true,
             // The defaults of a program's own options.
             "add_argument" => {
                 let default = argument("default").and_then(|value| self.literal(value));
@@ -160,10 +159,8 @@ impl Reader {
     fn loaded(&mut self, class: &str, first: Option<Value>, named: &[(&str, &[Token])]) {
         let has = |parts: &[&str]| parts.iter().any(|part| class.contains(part));
         if has(&["Tokenizer", "Processor", "Config", "Extractor", "Peft"]) {
-            self.said.sees_images |= class.contains("Processor") && class != "AutoProcessor";
             return;
         }
-        self.said.sees_images |= has(&["Vision", "ImageText", "Llava", "VL"]);
         if class.contains("SequenceClassification") {
             self.said.objective_of(class);
         }

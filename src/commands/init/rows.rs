@@ -17,9 +17,11 @@ use crate::data::sources::first_rows;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe};
-use crate::run::inputs::data_failure;
+use crate::run::images::images_of_rows;
+use crate::run::inputs::{ModelSource, data_failure};
 use crate::run::prepare::Prepared;
 use crate::schema::{Override, Problem, Problems};
+use crate::train::budget::images::ImageMemory;
 use crate::util::failure::Failure;
 use crate::util::text::shortened;
 
@@ -49,6 +51,8 @@ pub(super) struct FirstRows {
     pub(super) num_files: usize,
     /// Whether they are windows of texts: how long those are is to be chosen.
     pub(super) are_windows: bool,
+    /// What their images take.
+    pub(super) images: ImageMemory,
 }
 
 impl FirstRows {
@@ -81,7 +85,8 @@ impl FirstRows {
         lengths.sort_unstable();
         let format = data.files().first().map_or("", |file| file.format.name());
         let unread: usize = data.files().iter().map(|file| file.num_rows_in_file - file.num_rows).sum();
-        Ok(Self { count: lengths.len(), total: lengths.len() + unread, lengths, format, num_files, are_windows })
+        let (count, images) = (lengths.len(), ImageMemory::of(data)?);
+        Ok(Self { count, total: count + unread, lengths, format, num_files, are_windows, images })
     }
 }
 
@@ -96,7 +101,7 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
     let tokenizer = prepared.source.tokenizer().map_err(|failure| of_arguments(failure.about("model.path")))?;
     let (tokenizer, mut on_bad_row) = (Arc::new(tokenizer), prepared.recipe.data.on_bad_row);
     let opened = loop {
-        let error = match opened(&prepared.recipe.data, on_bad_row, &tokenizer) {
+        let error = match opened(&prepared.recipe.data, on_bad_row, (&prepared.source, &tokenizer)) {
             Ok(opened) => break opened,
             Err(error) => error,
         };
@@ -137,12 +142,17 @@ pub(super) fn look(draft: &mut Draft, prepared: &mut Prepared) -> Result<Option<
 }
 
 /// The first rows, in whole: how long they are is a question here.
-fn opened(data: &DataConfig, on_bad_row: OnBadRow, tokenizer: &Arc<Tokenizer>) -> Result<Dataset, DataError> {
+fn opened(
+    data: &DataConfig,
+    on_bad_row: OnBadRow,
+    (source, tokenizer): (&ModelSource, &Arc<Tokenizer>),
+) -> Result<Dataset, DataError> {
     let config = DataConfig { max_length: WHOLE, on_bad_row, eval: Vec::new(), eval_split: None, ..data.clone() };
     let options = OpenOptions {
         cache: CacheSettings::default(),
         progress: Progress::Quiet,
         max_rows: Some(MAX_ROWS),
+        images: images_of_rows(&source.folder, &source.config, &config),
         ..OpenOptions::default()
     };
     Dataset::open(&config, Arc::clone(tokenizer), 0, &options)
@@ -174,7 +184,7 @@ fn finds_objective(draft: &mut Draft, prepared: &mut Prepared, tokenizer: &Arc<T
     objectives.into_iter().any(|(name, reason)| {
         let changes = [Override::set(format!("{OBJECTIVE}={name}"))];
         let recipe = Recipe::parse(Path::new("recipe.toml"), &draft.text(), &changes, Purpose::Training);
-        recipe.is_ok_and(|recipe| opened(&recipe.data, OnBadRow::Skip, tokenizer).is_ok())
+        recipe.is_ok_and(|recipe| opened(&recipe.data, OnBadRow::Skip, (&prepared.source, tokenizer)).is_ok())
             && take(draft, prepared, OBJECTIVE, name, reason)
     })
 }

@@ -75,7 +75,15 @@ fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
             from.get("packing").is_none().then(|| ("data.packing".to_owned(), true.into())).into_iter().collect(),
             "a text goes on in the next sequence there; here data.max_length cuts it, and says how many".into(),
         ),
-        "dataset_dir" | "stage" | "peft_config.name" | "mask_history" => Nothing,
+        "freeze_vision_tower" | "freeze_multi_modal_projector" if is_off(value) => {
+            Lost("vision tower and projector stay as they are here".into())
+        }
+        "freeze_vision_tower"
+        | "freeze_multi_modal_projector"
+        | "dataset_dir"
+        | "stage"
+        | "peft_config.name"
+        | "mask_history" => Nothing,
         "template" if !is_off(value) => Lost(OWN_TEMPLATE.into()),
         _ => return None,
     })

@@ -6,7 +6,6 @@ use super::trainer::Trainer;
 
 /// Keys with their values, and what is said besides.
 #[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "what a program has, one by one")]
 pub(super) struct Said {
     pub(super) root: Map<String, Value>,
     /// Names whose values are no literals.
@@ -20,7 +19,6 @@ pub(super) struct Said {
     pub(super) trainer: Option<Trainer>,
     pub(super) is_unsloth: bool,
     pub(super) has_lora: bool,
-    pub(super) sees_images: bool,
     /// Whether it is TRL's class, whose rate is another by default than that of transformers.
     pub(super) is_sft_config: bool,
 }

@@ -18,7 +18,7 @@ pub(crate) fn images_for(source: &ModelSource, template: Option<&ChatTemplate>) 
     seen_by(source, template).map(Arc::new)
 }
 
-/// The same for whoever may name images by web addresses: not for a server.
+/// The same, and images at web addresses are fetched. A server is not to fetch what its users name.
 ///
 /// # Errors
 /// As [`images_for`].

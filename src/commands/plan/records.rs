@@ -13,6 +13,7 @@ use crate::recipe::{Purpose, Recipe};
 use crate::run::inputs;
 use crate::schema::Override;
 use crate::spec::ModelConfig;
+use crate::train::budget::images::NO_IMAGES;
 
 /// Beyond this share of what was measured a plan is wrong.
 const TOLERANCE: f64 = 0.15;
@@ -93,7 +94,7 @@ impl Record {
         let changes = self.settings.split_whitespace().map(Override::set).collect::<Vec<_>>();
         let recipe = Recipe::parse(Path::new("r.toml"), &text, &changes, Purpose::Benchmark).unwrap();
         let selection = inputs::select(&recipe.lora, &config).unwrap();
-        let workload = inputs::workload(&recipe, &config, &selection, place_on(DeviceKind::Cuda));
+        let workload = inputs::workload(&recipe, &config, &selection, &NO_IMAGES, place_on(DeviceKind::Cuda));
         let speed = Speed::Gpu(gpu.rates(recipe.train.precision));
         FullStep::of(&recipe, &workload).seconds(&workload, &speed, 1.0)
     }

@@ -42,7 +42,8 @@ impl InText {
     ) -> Result<Vec<u32>, DataError> {
         let of_prompt = |error| match error {
             DataError::Config(reason) if reason.starts_with("has ") => {
-                DataError::Config(format!("the prompt {reason}"))
+                // Its hints are about rows.
+                DataError::Config(format!("the prompt {}", reason.lines().next().unwrap_or_default()))
             }
             other => other,
         };
@@ -109,7 +110,9 @@ impl InText {
             if places.peek().is_none_or(|place| token.start < place.start) {
                 if token.id == image_token_id {
                     return Err(DataError::Config(
-                        "has the token of images in its text, which stands for none".to_owned(),
+                        "has the token of images in its text, which stands for none\n  hint: the images of a row are in `images` or \
+                         `image`; a text of a row without them must not have it"
+                            .to_owned(),
                     ));
                 }
                 continue;

@@ -131,6 +131,11 @@ fn in_thirds(all: &Weight) -> [Linear; 3] {
     })
 }
 
+/// Numbers that are of the colors of every pixel of a patch in turn, color by color.
+fn by_channel(numbers: Tensor<1>, patch: usize) -> Tensor<1> {
+    numbers.reshape([patch * patch, 3]).swap_dims(0, 1).reshape([3 * patch * patch])
+}
+
 impl Tower {
     /// Reads the weights of a tower onto a device.
     ///
@@ -181,14 +186,23 @@ impl Tower {
             (Some(part), EncoderKind::Gemma4 { num_places, .. }) => {
                 Some(found.tensor(&name(part), [2, num_places, hidden])?.reshape([2 * num_places, hidden]))
             }
+            (Some(part), EncoderKind::Gemma4Unified { num_places }) => {
+                let places: Tensor<3> = found.tensor(&name(part), [num_places, 2, hidden])?;
+                Some(places.swap_dims(0, 1).reshape([2 * num_places, hidden]))
+            }
             _ => None,
         };
         let class = |part: &str| Ok::<_, Problem>(found.tensor(&name(part), [1, 1, hidden])?.reshape([1, hidden]));
         let end = |part: Option<&str>| part.map(|part| found.norm(&name(part), hidden, names.has_bias)).transpose();
         let weight = Weight { bias: found.bias(&patches, hidden, names.has_patch_bias)?, ..Weight::new(values) };
+        let pixel_norm = names.pixels.map(|part| {
+            let Norm { weight, bias } = found.norm(&name(part), 3 * patch * patch, true)?;
+            Ok::<_, Problem>(Norm { weight: by_channel(weight, patch), bias: bias.map(|bias| by_channel(bias, patch)) })
+        });
         Ok(Self {
             place: place_of(device, DType::F32),
             device: device.clone(),
+            pixel_norm: pixel_norm.transpose()?,
             patches: Linear { weight, bounds: None },
             class: names.class.map(class).transpose()?,
             positions,

@@ -6,6 +6,8 @@ use crate::spec::EncoderKind;
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 pub(super) struct Names {
     pub(super) encoder: &'static str,
+    /// Before the patches, over their pixels.
+    pub(super) pixels: Option<&'static str>,
     pub(super) patches: &'static str,
     pub(super) class: Option<&'static str>,
     pub(super) positions: Option<&'static str>,
@@ -40,96 +42,82 @@ pub(super) enum Qkv {
     Fused(&'static str),
 }
 
-const PIXTRAL: Names = Names {
+/// What most have.
+const MOST: Names = Names {
     encoder: "vision_tower.",
-    patches: "patch_conv",
+    pixels: None,
+    patches: "",
     class: None,
     positions: None,
+    ends: [None, None],
+    layers: "encoder.layers",
+    norms: ["", ""],
+    qkv: Qkv::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    qk_norms: None,
+    output: "",
+    gate: None,
+    up: "mlp.fc1",
+    down: "mlp.fc2",
+    scales: None,
+    norms_behind: None,
+    has_bias: true,
+    has_norm_bias: true,
+    has_qkv_bias: true,
+    has_patch_bias: true,
+    num_frames: 1,
+};
+
+/// What those have that are without biases.
+const WITHOUT_BIASES: Names =
+    Names { has_bias: false, has_norm_bias: false, has_qkv_bias: false, has_patch_bias: false, ..MOST };
+
+const PIXTRAL: Names = Names {
+    patches: "patch_conv",
     ends: [Some("ln_pre"), None],
     layers: "transformer.layers",
     norms: ["attention_norm", "ffn_norm"],
     qkv: Qkv::Apart(["attention.q_proj", "attention.k_proj", "attention.v_proj"]),
-    qk_norms: None,
     output: "attention.o_proj",
     gate: Some("feed_forward.gate_proj"),
     up: "feed_forward.up_proj",
     down: "feed_forward.down_proj",
-    scales: None,
-    norms_behind: None,
-    has_bias: false,
-    has_norm_bias: false,
-    has_qkv_bias: false,
-    has_patch_bias: false,
-    num_frames: 1,
+    ..WITHOUT_BIASES
 };
 
 const SIGLIP: Names = Names {
     encoder: "vision_model.",
     patches: "embeddings.patch_embedding",
-    class: None,
     positions: Some("embeddings.position_embedding.weight"),
     ends: [None, Some("post_layernorm")],
-    layers: "encoder.layers",
     norms: ["layer_norm1", "layer_norm2"],
-    qkv: Qkv::Apart(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-    qk_norms: None,
     output: "self_attn.out_proj",
-    gate: None,
-    up: "mlp.fc1",
-    down: "mlp.fc2",
-    scales: None,
-    norms_behind: None,
-    has_bias: true,
-    has_norm_bias: true,
-    has_qkv_bias: true,
-    has_patch_bias: true,
-    num_frames: 1,
+    ..MOST
 };
 
 const INTERN_VIT: Names = Names {
-    encoder: "vision_tower.",
     patches: "embeddings.patch_embeddings.projection",
     class: Some("embeddings.cls_token"),
     positions: Some("embeddings.position_embeddings"),
-    ends: [None, None],
     layers: "encoder.layer",
     norms: ["layernorm_before", "layernorm_after"],
     qkv: Qkv::Apart(["attention.q_proj", "attention.k_proj", "attention.v_proj"]),
-    qk_norms: None,
     output: "attention.projection_layer",
-    gate: None,
-    up: "mlp.fc1",
-    down: "mlp.fc2",
     scales: Some(["lambda_1", "lambda_2"]),
-    norms_behind: None,
-    has_bias: true,
-    has_norm_bias: true,
-    has_qkv_bias: true,
-    has_patch_bias: true,
-    num_frames: 1,
+    ..MOST
 };
 
 const QWEN3: Names = Names {
     encoder: "visual.",
     patches: "patch_embed.proj",
-    class: None,
     positions: Some("pos_embed.weight"),
-    ends: [None, None],
     layers: "blocks",
     norms: ["norm1", "norm2"],
     qkv: Qkv::Fused("attn.qkv"),
-    qk_norms: None,
     output: "attn.proj",
-    gate: None,
     up: "mlp.linear_fc1",
     down: "mlp.linear_fc2",
-    scales: None,
-    norms_behind: None,
-    has_bias: true,
-    has_norm_bias: true,
-    has_qkv_bias: true,
-    has_patch_bias: true,
     num_frames: 2,
+    ..MOST
 };
 
 const QWEN2_5: Names = Names {
@@ -153,12 +141,8 @@ const GLM: Names = Names {
 };
 
 const GEMMA4: Names = Names {
-    encoder: "vision_tower.",
     patches: "patch_embedder.input_proj",
-    class: None,
     positions: Some("patch_embedder.position_embedding_table"),
-    ends: [None, None],
-    layers: "encoder.layers",
     norms: ["input_layernorm", "pre_feedforward_layernorm"],
     qkv: Qkv::Apart(["self_attn.q_proj.linear", "self_attn.k_proj.linear", "self_attn.v_proj.linear"]),
     qk_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
@@ -166,13 +150,19 @@ const GEMMA4: Names = Names {
     gate: Some("mlp.gate_proj.linear"),
     up: "mlp.up_proj.linear",
     down: "mlp.down_proj.linear",
-    scales: None,
     norms_behind: Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
-    has_bias: false,
-    has_norm_bias: false,
-    has_qkv_bias: false,
-    has_patch_bias: false,
     num_frames: 0,
+    ..WITHOUT_BIASES
+};
+
+const GEMMA4_UNIFIED: Names = Names {
+    encoder: "embed_vision.",
+    pixels: Some("patch_ln1"),
+    patches: "patch_dense",
+    positions: Some("pos_embedding"),
+    ends: [Some("patch_ln2"), Some("pos_norm")],
+    num_frames: 0,
+    ..MOST
 };
 
 impl Names {
@@ -184,6 +174,7 @@ impl Names {
             EncoderKind::Siglip2 { .. } => Self { num_frames: 0, ..SIGLIP },
             EncoderKind::Glm { has_qkv_bias, .. } => Self { has_qkv_bias, ..GLM },
             EncoderKind::Gemma4 { .. } => GEMMA4,
+            EncoderKind::Gemma4Unified { .. } => GEMMA4_UNIFIED,
             EncoderKind::Qwen3 { .. } => QWEN3,
             EncoderKind::Qwen2_5 { .. } => QWEN2_5,
             EncoderKind::Qwen2 { .. } => QWEN2,

@@ -68,7 +68,10 @@ impl Places {
             | EncoderKind::Glm { rope_theta, .. }
             | EncoderKind::Gemma4 { rope_theta, .. }
             | EncoderKind::PaddleOcr { rope_theta, .. } => self.table(encoder.head_dim(), rope_theta, false),
-            EncoderKind::Siglip { .. } | EncoderKind::Siglip2 { .. } | EncoderKind::InternVit { .. } => return None,
+            EncoderKind::Siglip { .. }
+            | EncoderKind::Siglip2 { .. }
+            | EncoderKind::InternVit { .. }
+            | EncoderKind::Gemma4Unified { .. } => return None,
         };
         let num_patches = self.order.len();
         let positions = (0..u32::try_from(num_patches).unwrap_or(u32::MAX)).collect();

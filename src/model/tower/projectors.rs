@@ -37,6 +37,14 @@ impl Found<'_> {
             }
             Projector::Joining { .. } => self.joining(vision, level, merged),
             Projector::Gated { inner, .. } => self.gated(vision, inner),
+            Projector::Plain { .. } => {
+                let name = "embed_vision.multimodal_embedder.embedding_projection";
+                Ok(Layers {
+                    norm: Some(Norm { weight: Tensor::ones([hidden], (self.device, DType::F32)), bias: None }),
+                    merge: vec![self.linear(name, [text, hidden], false)?],
+                    ..Layers::default()
+                })
+            }
             Projector::Standardised { has_statistics, .. } => self.standardised(vision, has_statistics),
             Projector::Pooling { .. } => {
                 let name = |part: &str| format!("multi_modal_projector.{part}");

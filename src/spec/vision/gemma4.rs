@@ -1,4 +1,4 @@
-//! The tower of Gemma 4, and what its images are in the text.
+//! The towers of Gemma 4, and what its images are in the text.
 
 use super::others::{axial_theta, encoder};
 use super::{Cutting, Encoder, EncoderKind, Projector, SeenBothWays};
@@ -39,6 +39,32 @@ pub(super) fn tower(json: &mut Section, cutting: Cutting) -> (Encoder, Projector
     }
     let has_statistics = tower.boolean("standardize", false);
     (found, Projector::Standardised { merge_size, eps, has_statistics })
+}
+
+/// What Gemma 4 Unified has in place of a tower: norms and a linear layer for every square of pixels.
+pub(super) fn unified(json: &mut Section, cutting: Cutting) -> (Encoder, Projector) {
+    let mut tower = json.below("vision_config", "an object");
+    let eps = tower.number("rms_norm_eps", 1e-6, 0.0..=1.0);
+    let side = tower.count("patch_size", 16_usize, 1..=256) * tower.count("pooling_kernel_size", 3_usize, 1..=16);
+    let num_places: usize = tower.count("mm_posemb_size", 1120, 1..=1 << 20);
+    if !matches!(cutting, Cutting::Budget { side: of_file, most } if of_file == side && most <= num_places) {
+        let of = "and `pooling_kernel_size` are others than in the file that says how images are resized, or its `max_soft_tokens` in a \
+                  row are more than `mm_posemb_size`";
+        tower.problem("patch_size", of);
+    }
+    let hidden_size = tower.count("mm_embed_dim", 3840, 1..=1 << 16);
+    let encoder = Encoder {
+        kind: EncoderKind::Gemma4Unified { num_places },
+        hidden_size,
+        intermediate_size: 0,
+        num_layers: 0,
+        num_heads: 1,
+        patch_size: side,
+        activation: Activation::GeluTanh,
+        eps: 1e-5,
+        windows: None,
+    };
+    (encoder, Projector::Plain { eps })
 }
 
 /// The token whose row of the layers' tables the tokens of an image have, and in which layers they see each other both ways.

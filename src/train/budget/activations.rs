@@ -3,7 +3,7 @@
 use super::workload::{F32, Workload};
 use crate::config::GradientCheckpointing;
 use crate::model::budget::SublayerSizes;
-use crate::spec::{Heads, ModelConfig};
+use crate::spec::Heads;
 use crate::train::objective::needs;
 
 /// What a step takes beside what it holds and keeps, in bytes.
@@ -25,12 +25,6 @@ impl Workload<'_> {
     /// Bytes of hidden states, `[tokens, hidden_size]`.
     fn hidden_bytes(&self) -> usize {
         self.column_bytes() * self.config.hidden_size
-    }
-
-    /// Bytes of what is seen of the images: in place of their embeddings, and what the first blocks add.
-    fn image_bytes(&self) -> usize {
-        let ModelConfig { hidden_size, num_deepstack_layers, .. } = *self.config;
-        self.image_tokens * (1 + num_deepstack_layers) * hidden_size * self.activation_bytes()
     }
 
     /// Whether what blocks keep of their inputs is in host memory.
@@ -155,23 +149,5 @@ impl Workload<'_> {
         let kept = if is_kept { self.activation_bytes() } else { 0 };
         let width = self.place.bytes_per_logit(self.place.activation_dtype(self.precision.dtype())) + kept;
         rows * self.config.vocab_size * width
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::train::budget::workload::tests::{model, workload};
-
-    #[test]
-    fn what_is_seen_of_images_is_held_by_every_micro_batch() {
-        let (mut config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
-        config.num_deepstack_layers = 3;
-        let more = |layered_accumulation| {
-            let text =
-                Workload { gradient_accumulation_steps: 2, layered_accumulation, ..workload(&config, &selection) };
-            Workload { image_tokens: 100, ..text.clone() }.plan().peak_bytes - text.plan().peak_bytes
-        };
-        assert_eq!([more(false), more(true)], [1, 2].map(|held| held * 100 * (1 + 3) * 576 * 4));
     }
 }

@@ -5,7 +5,6 @@ use crate::config::{EvalConfig, ObjectiveConfig, ObjectiveName, TrainConfig, num
 use crate::data::batch::Batch;
 use crate::data::dataset::{Cursor, Dataset};
 use crate::data::error::DataError;
-use crate::images::is_of_image;
 use crate::train::schedule::{repeated, steps_per_epoch, total_steps};
 use crate::util::stats::as_f64;
 
@@ -20,8 +19,6 @@ pub struct Forecast {
     pub step_tokens: f64,
     /// Mean FLOPs of a step, including those of padding.
     pub step_flops: f64,
-    /// Tokens of images in a micro-batch, at most.
-    pub most_image_tokens: usize,
     /// Evaluations of the whole run, and FLOPs of each, without those of samples and scores.
     pub evaluations: (u64, f64),
     /// Bytes on disk of what is seen in place of images.
@@ -53,14 +50,13 @@ impl Forecast {
         let num_batches = per_epoch.min(usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(accumulated));
         let later = 1.0 - (as_f64(steps_per_epoch(per_epoch, accumulated)) / as_f64(steps.max(1))).min(1.0);
         let mut loader = data.loader(Cursor::default(), train.micro_batch_size)?;
-        let (mut tokens, mut computed, mut most_image_tokens) = (0, 0.0, 0);
+        let (mut tokens, mut computed) = (0, 0.0);
         for _ in 0..num_batches {
             let mut batch = loader.next_batch()?.batch;
             if objective.name == ObjectiveName::Grpo {
                 batch = answered(&batch, objective, max_length);
             }
             tokens += batch.num_tokens() as u64;
-            most_image_tokens = most_image_tokens.max(batch.input_ids.iter().filter(|id| is_of_image(**id)).count());
             computed -= if keeps_reference { later * flops.of_reference(&batch) } else { 0.0 };
             computed += flops.of(&batch) + if is_padded { flops.of_padding(batch.num_padding_tokens()) } else { 0.0 };
         }
@@ -74,7 +70,6 @@ impl Forecast {
             steps,
             step_tokens,
             step_flops,
-            most_image_tokens,
             evaluations,
             image_bytes,
             unkept_image_bytes,

@@ -117,11 +117,13 @@ impl Workload<'_> {
             components.push(Component::new("sums over the ranks", sums, "lora.r, the device").of_adapters());
         }
         // While answers are written, nothing is kept for a backward.
-        let answers = self.answers_bytes().saturating_sub(self.kept_bytes() + inside + logits);
+        let working = self.kept_bytes() + inside + logits;
+        let answers = self.answers_bytes().saturating_sub(working);
         if answers > 0 {
             let depends_on = "objective.num_generations, objective.max_completion_length";
             components.push(Component::new("answers in the making", answers, depends_on));
         }
+        components.extend(self.image_components(working, held + gradients + self.state_bytes()));
         if let Some(file_type) = self.ship_as {
             let bytes = self.rounding_bytes(file_type, base);
             components.push(Component::new("rounding to the file's type", bytes, "train.ship_as"));

@@ -1,5 +1,6 @@
 //! The settings that determine the memory of a step, and the sizes that follow from them alone.
 
+use super::images::ImageMemory;
 use crate::config::{FileType, GradientCheckpointing, ObjectiveConfig, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
@@ -29,8 +30,10 @@ pub struct Workload<'a> {
     pub rows: usize,
     /// Tokens per sequence, with the padding that the device computes.
     pub row_length: usize,
-    /// Tokens of images in a micro-batch, at most.
-    pub image_tokens: usize,
+    /// Whether several rows of the files make one of a micro-batch.
+    pub is_packed: bool,
+    /// What the rows' images take.
+    pub images: &'a ImageMemory,
     /// What a block's forward keeps for its backward.
     pub gradient_checkpointing: GradientCheckpointing,
     /// Micro-batches per step.
@@ -135,6 +138,7 @@ pub(super) mod tests {
     use crate::config::LoraConfig;
     use crate::device::{DeviceKind, Dtype};
     use crate::ops::place::place_on;
+    use crate::train::budget::images::NO_IMAGES;
 
     static CROSS_ENTROPY: LazyLock<ObjectiveConfig> = LazyLock::new(ObjectiveConfig::default);
     static ADAMW: LazyLock<OptimizerConfig> = LazyLock::new(OptimizerConfig::default);
@@ -154,7 +158,8 @@ pub(super) mod tests {
             precision: Precision::F32,
             rows: 2,
             row_length: 512,
-            image_tokens: 0,
+            is_packed: false,
+            images: &NO_IMAGES,
             gradient_checkpointing: GradientCheckpointing::Off,
             gradient_accumulation_steps: 1,
             layered_accumulation: false,

@@ -47,6 +47,23 @@ fn assert_settings(found: &toml::Table, expected: &str) {
 }
 
 #[test]
+fn what_is_said_of_images_is_taken_over_and_a_tower_that_is_trained_is_named() {
+    let (found, lost) = mapped(
+        "vl.yaml",
+        "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\nimage_max_pixels: 262144\nvideo_max_pixels: 16384\nstage: \
+         sft\nfinetuning_type: lora\nlora_target: all\ndataset: demo\nmedia_dir: photos\nfreeze_vision_tower: \
+         true\nfreeze_multi_modal_projector: false\n",
+    );
+    assert_settings(&found, r#"data.image_max_pixels=262144 data.image_folder="photos""#);
+    assert_eq!(lost, ["video_max_pixels", "freeze_multi_modal_projector"]);
+    let unsloth = "model, tokenizer = FastVisionModel.from_pretrained('org/vl')\nmodel = FastVisionModel.get_peft_model(model, \
+                   finetune_vision_layers=True, r=8)\n";
+    let (found, lost) = mapped("vl.py", unsloth);
+    assert_settings(&found, r#"model.path="org/vl" lora.r=8"#);
+    assert_eq!(lost, ["finetune_vision_layers"]);
+}
+
+#[test]
 fn llama_factory_s_names_and_defaults_are_taken_over() {
     let (found, lost) = mapped(
         "sft.yaml",

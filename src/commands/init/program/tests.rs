@@ -55,7 +55,7 @@ FastLanguageModel.from_pretrained(model_name = "lora_model", load_in_4bit = Fals
     });
     assert_eq!(Value::Object(said.root), expected);
     assert_eq!(said.unknown, ["warmup_steps", "output_dir"]);
-    assert!(said.is_unsloth && said.has_lora && !said.sees_images && said.objective.is_none());
+    assert!(said.is_unsloth && said.has_lora && said.objective.is_none());
     let [(name, text)] = &said.asides[..] else { panic!("{:?}", said.asides) };
     assert!(
         name == "save_pretrained_gguf" && text.contains("llama-quantize model.gguf model-q4_k_m.gguf Q4_K_M"),
@@ -83,7 +83,8 @@ fn other_programs_say_objectives_models_and_rows() {
         of_program("GRPOTrainer(model='org/m', reward_funcs=[exact, mine.form], args=GRPOConfig(num_generations=4))");
     let expected = json!({"model": "org/m", "reward_funcs": ["exact", "form"], "num_generations": 4});
     assert_eq!((Value::Object(said.root), said.objective), (expected, Some("grpo")));
-    assert!(of_program("model = FastVisionModel.from_pretrained('org/vl')").sees_images);
+    let said = of_program("model, processor = FastVisionModel.from_pretrained('org/vl')");
+    assert_eq!(Value::Object(said.root), json!({"model_name": "org/vl"}));
     assert!(of_program("print('a', end='b')\nopen('x', encoding='y'").root.is_empty());
 }
 
