@@ -70,7 +70,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Products         "products"         All    []                     None;
+    Products         "products"         All    ["product"]            Some("product");
     AttentionHopper  "attention_hopper" Hopper ["attention_hopper"]   Some("attention");
     ExpertsHopper    "experts_hopper"   Hopper ["grouped_hopper"]     Some("experts");
     Attention        "attention"        Turing ["attention", "attention_capped"] Some("attention");
