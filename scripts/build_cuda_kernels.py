@@ -22,7 +22,7 @@ KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/ops/cuda/kernels
 ARCHIVE = KERNELS.with_suffix(".zst")
 LEVEL = 19
 # By the end of the name; what it asks for is of this one alone.
-ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "draw": "compute_75", "twice": "compute_75"}
+ARCHITECTURES = {"_hopper": "compute_90a", "fp8": "compute_89", "draw": "compute_75", "product": "compute_75", "twice": "compute_75"}
 # What is behind the name, and what the others are compiled with.
 VARIANTS = {"": ["compute_80"], ".f16": ["compute_80", "IS_F16"], ".f16.75": ["compute_75", "IS_F16"]}
 OPTIONS = ["--std=c++17", f"--include-path={KERNELS}"]

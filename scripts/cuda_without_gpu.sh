@@ -71,9 +71,9 @@ fi
 # Our own kernels: their PTX is that of their sources, and right by itself.
 "$venv/bin/python" "$root/scripts/build_cuda_kernels.py" --check
 mapfile -t programs < <(basename --suffix .py "$root"/tests/cuda_kernels/*.py | grep -vx device)
-# In f16 without fp8 and, before compute capability 8.0, without delta_rule.
+# In f16 without fp8, also before compute capability 8.0.
 for test in "${programs[@]}" "attention --only hopper --order issue" "delta_rule --numbers f16" "rows --numbers f16" \
-    {attention,cached_attention,cross_entropy,experts,low_rank,next,optimizer,rows}" --numbers f16.75"; do
+    {attention,cached_attention,cross_entropy,delta_rule,experts,low_rank,next,optimizer,rows}" --numbers f16.75"; do
     read -ra arguments <<<"$test"
     log="$work/${test// /}.log"
     STAND_IN_DIR="$work/kernels" "$venv/bin/python" "$root/tests/cuda_kernels/${arguments[0]}.py" --toolkit "$toolkit" \

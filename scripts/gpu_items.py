@@ -168,8 +168,8 @@ def own_kernels(kit: Kit) -> None:
 def kernel_tests(kit: Kit) -> None:
     """The kernels by themselves, over ragged shapes, against float64."""
     needs("numpy", "zstandard")
-    in_bf16 = ("cached_attention", "next", "draw", "experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy")
-    for name, numbers in [(name, "bf16") for name in in_bf16] + [(name, "f16") for name in ("rows", "attention", "low_rank")]:
+    in_bf16 = ("cached_attention", "next", "draw", "experts", "delta_rule", "fp8", "rows", "optimizer", "attention", "low_rank", "cross_entropy", "product")
+    for name, numbers in [(name, "bf16") for name in in_bf16] + [(name, "f16") for name in ("rows", "attention", "low_rank", "delta_rule")]:
         command = [sys.executable, ROOT / f"tests/cuda_kernels/{name}.py", "--driver", "libcuda.so.1", "--numbers", numbers]
         try:
             found = subprocess.run(command, text=True, timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -193,12 +193,17 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
 }
 
-/// Whether kernels compute attention with such heads. They have no cap of scores.
+/// Whether kernels compute attention with such heads.
 fn has_attention(heads: Heads, dtype: DType) -> bool {
-    is_half(dtype)
-        && heads.soft_cap.is_none()
-        && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256)
-        && check::is_on(Kernel::Attention)
+    is_half(dtype) && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256) && check::is_on(Kernel::Attention)
+}
+
+/// Into how many parts the query heads that share keys are split, each of which sums gradients of keys and values by itself, so that
+/// `num_blocks` times as many blocks fill a GPU which runs `num_places` at a time: as few as make three blocks for two places.
+#[cfg(any(test, feature = "cuda-llvm"))]
+pub(super) fn parts_of_group(group: usize, num_blocks: usize, num_places: usize) -> usize {
+    let fills = |parts: &usize| 2 * parts * num_blocks >= 3 * num_places;
+    (1..group).filter(|parts| group.is_multiple_of(*parts)).find(fills).unwrap_or(group)
 }
 
 /// Whether a kernel computes what is made of a gate.

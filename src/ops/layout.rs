@@ -4,6 +4,7 @@ mod blocks;
 mod chunk_table;
 mod stretches;
 
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -175,6 +176,8 @@ pub struct Spans {
     pub last_query: Tensor<1, Int>,
     /// The tiles of 128 queries, from those that see most tiles of keys on: `[tokens / 128]`, rounded up.
     pub order: Tensor<1, Int>,
+    /// Those of 128 keys, from those that most tiles of queries see on, likewise.
+    pub key_order: Tensor<1, Int>,
 }
 
 /// The rotary embedding of a micro-batch as tensors, for plain tensor calls: `x cos + x[swap] sin`.
@@ -357,11 +360,17 @@ impl Spans {
             let first = tile * TILE;
             (first + TILE).min(num_tokens).div_ceil(TILE) - first_key[first] / TILE
         };
-        let mut order: Vec<_> = (0..num_tokens.div_ceil(TILE)).collect();
-        // Of tiles that see as many, the last comes first, as it does where all are of one document.
-        order.sort_by_key(|tile| (std::cmp::Reverse(seen(tile)), std::cmp::Reverse(*tile)));
+        let seen_by = |tile: &usize| {
+            let first = tile * TILE;
+            last_query[(first + TILE).min(num_tokens) - 1] / TILE + 1 - tile
+        };
+        let [mut order, mut key_order] = [0, 1].map(|_| (0..num_tokens.div_ceil(TILE)).collect::<Vec<_>>());
+        // Of tiles that see as many, the last comes first, as it does where all are of one document; of keys, the first.
+        order.sort_by_key(|tile| (Reverse(seen(tile)), Reverse(*tile)));
+        key_order.sort_by_key(|tile| Reverse(seen_by(tile)));
         let tensor = |found: Vec<usize>| indices(found, device);
-        Self { first_key: tensor(first_key), last_query: tensor(last_query), order: tensor(order) }
+        let [first_key, last_query, order, key_order] = [first_key, last_query, order, key_order].map(tensor);
+        Self { first_key, last_query, order, key_order }
     }
 }
 
@@ -411,6 +420,7 @@ impl Angles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::cuda::parts_of_group;
 
     #[test]
     fn tokens_see_their_document_and_are_seen_within_the_window() {
@@ -424,15 +434,65 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_queries_come_by_the_tiles_of_keys_that_they_see() {
+    fn tiles_come_by_the_tiles_that_they_see_or_that_see_them() {
         let order = |num_tokens, documents: &[(usize, usize)], window| {
-            let order = Spans::new(num_tokens, documents, window, &Device::flex()).order;
-            order.into_data().try_to_vec::<i32>().unwrap()
+            let Spans { order, key_order, .. } = Spans::new(num_tokens, documents, window, &Device::flex());
+            [order, key_order].map(|order| order.into_data().try_to_vec::<i32>().unwrap())
         };
-        assert_eq!(order(500, &[(0, 500)], None), [3, 2, 1, 0]);
+        assert_eq!(order(500, &[(0, 500)], None), [[3, 2, 1, 0], [0, 1, 2, 3]]);
         // One sees 1, 2 and 3 tiles, the other, which begins within the third, 1, 2 and 3.
-        assert_eq!(order(700, &[(0, 300), (300, 400)], None), [5, 4, 2, 3, 1, 0]);
-        assert_eq!(order(512, &[(0, 512)], Some(100)), [3, 2, 1, 0]);
+        assert_eq!(order(700, &[(0, 300), (300, 400)], None), [[5, 4, 2, 3, 1, 0], [2, 0, 3, 1, 4, 5]]);
+        assert_eq!(order(512, &[(0, 512)], Some(100)), [[3, 2, 1, 0], [0, 1, 2, 3]]);
+    }
+
+    fn spans_of(lengths: &[usize]) -> Spans {
+        let mut at = 0;
+        let document = |len: &usize| {
+            at += len;
+            (at - len, *len)
+        };
+        let documents: Vec<_> = lengths.iter().map(document).collect();
+        Spans::new(at, &documents, None, &Device::flex())
+    }
+
+    /// A block for each tile of keys and part of a group, which the multiprocessor takes that is free first, and the longest's work over
+    /// the mean: in the order of the flat rows with all heads of a group, as it was, and as it is.
+    #[test]
+    fn parts_of_groups_are_as_many_as_keep_all_multiprocessors_at_work() {
+        const MULTIPROCESSORS: usize = 132;
+        let uneven = |lengths: &[usize], [num_kv_heads, group]: [usize; 2], is_split: bool| {
+            let Spans { last_query, key_order, .. } = spans_of(lengths);
+            let [last_query, mut order] = [last_query, key_order].map(|x| x.into_data().try_to_vec::<i32>().unwrap());
+            let mut parts = parts_of_group(group, num_kv_heads * order.len(), MULTIPROCESSORS);
+            if !is_split {
+                (parts, order) = (1, (0_i32..).take(order.len()).collect());
+            }
+            let (mut places, mut all) = ([0.0_f64; MULTIPROCESSORS], 0.0);
+            for tile in order.iter().flat_map(|tile| std::iter::repeat_n(*tile as usize, num_kv_heads * parts)) {
+                let seen_by = last_query[((tile + 1) * TILE).min(last_query.len()) - 1] as usize / TILE + 1 - tile;
+                // What is around the tiles of queries takes as long as one.
+                let work = (seen_by * group / parts + 1) as f64;
+                let first = places.iter_mut().min_by(|a, b| a.total_cmp(b)).unwrap();
+                (*first, all) = (*first + work, all + work);
+            }
+            places.iter().fold(0.0_f64, |longest, place| longest.max(*place)) * MULTIPROCESSORS as f64 / all
+        };
+        let cases: [(&[usize], _, _, _); 6] = [
+            (&[2048], [8, 4], 1.92, 1.07),
+            (&[4096], [8, 4], 1.00, 1.01),
+            (&[4096], [4, 7], 1.99, 1.04),
+            (&[2048; 4], [4, 8], 1.45, 1.04),
+            (&[4096], [4, 8], 1.99, 1.02),
+            (&[4096], [2, 6], 3.98, 1.11),
+        ];
+        for (lengths, heads, before, now) in cases {
+            assert!(
+                (uneven(lengths, heads, false) - before).abs() < 0.02,
+                "{heads:?} {}",
+                uneven(lengths, heads, false)
+            );
+            assert!(uneven(lengths, heads, true) < now, "{heads:?} {}", uneven(lengths, heads, true));
+        }
     }
 
     /// Blocks that take items in rounds to and fro, and the longest block's tiles over the mean: in the order of the flat rows, as it
@@ -441,13 +501,7 @@ mod tests {
     fn tiles_in_order_of_their_work_are_dealt_evenly() {
         const BLOCKS: usize = 132;
         let uneven = |lengths: &[usize], num_heads: usize, is_ordered: bool| {
-            let mut at = 0;
-            let document = |len: &usize| {
-                at += len;
-                (at - len, *len)
-            };
-            let documents: Vec<_> = lengths.iter().map(document).collect();
-            let spans = Spans::new(at, &documents, None, &Device::flex());
+            let spans = spans_of(lengths);
             let [first_key, mut order] =
                 [spans.first_key, spans.order].map(|tensor| tensor.into_data().try_to_vec::<i32>().unwrap());
             if !is_ordered {

@@ -108,13 +108,13 @@ def check_rule(device: cuda.Device, case: tuple, seed: int) -> list[str]:
                       stride, *heads)
         grid, o = (num_values * width // SLICE, len(by_document)), scratch(tokens, value_width)
         along = (b, of_chunks, of_documents, sums, factors, inverse)
-        device.launch("delta_rule_forward", grid, 128, 69632, held, *along, weights, o, stride, *heads, width)
+        device.launch("delta_rule_forward", grid, 128, 61440 if cuda.is_turing() else 69632, held, *along, weights, o, stride, *heads, width)
         written, known = scratch(tokens, value_width), scratch(tokens, value_width)
         states, d_states = (scratch(num_chunks, num_values, KEY, width) for _ in range(2))
         device.launch("delta_rule_states", grid, 128, 40960, held, *along, written, states, stride, *heads, width)
         dqkv = scratch(tokens, 2 * key_width + value_width)
         dv = np.uint64(dqkv.pointer.value + 2 * 2 * key_width)
-        device.launch("delta_rule_backward_states", grid, 128, 65536, d, held, *along, weights, known, d_states, dv, d_o.shape[1], stride,
+        device.launch("delta_rule_backward_states", grid, 128, 57344 if cuda.is_turing() else 65536, d, held, *along, weights, known, d_states, dv, d_o.shape[1], stride,
                       dqkv.shape[1], *heads, width)
         d_queries, d_keys = (scratch(tokens, num_values, KEY, dtype=np.float32) for _ in range(2))
         d_decay, d_strength = (scratch(tokens, num_values, dtype=np.float32) for _ in range(2))

@@ -598,7 +598,9 @@ LANES = {
         Check("bf16-without-cublas", warned(
             "bf16", "no handle of cuBLASLt, and a kernel that ends its process",
             {"STAND_IN_LT_FAILS": "create", "STAND_IN_FAULT_IN": "swiglu", "STAND_IN_EXCLUSIVE": "1"},
-            {"products", "bias", "low_rank", "cross_entropy", "fp8", "swiglu"}, "swiglu: CUDA_ERROR_ILLEGAL_ADDRESS"), precision="bf16"),
+            {"products", "fp8", "swiglu"}, "swiglu: CUDA_ERROR_ILLEGAL_ADDRESS"), precision="bf16"),
+        Check("bf16-refused", training("bf16", what="no product that cuBLASLt takes", environment={"STAND_IN_LT_FAILS": "heuristic"},
+                                       name="refused"), precision="bf16"),
         Check("fault-address-bf16", fault("STAND_IN_FAULT_AT", "0.6", ["ILLEGAL_ADDRESS"], precision="bf16"), precision="bf16"),
         Check("fault-refused-bf16", fault("STAND_IN_REFUSE_AT", "0.7", ["LAUNCH_OUT_OF_RESOURCES"], precision="bf16"),
               precision="bf16"),

@@ -5,8 +5,6 @@ use std::sync::OnceLock;
 
 use serde::Serialize;
 
-#[cfg(feature = "cuda-llvm")]
-use super::table::Gpus;
 use super::table::{self, Kernel};
 
 /// Names the kernels that are used on NVIDIA GPUs, which are not compared then: `all`, `none`, or such as are not, as in
@@ -41,9 +39,14 @@ pub(super) fn is_decided_on(kernel: Kernel) -> bool {
     STATE.get().is_some_and(|state| state.used.contains(&kernel.name()))
 }
 
-/// Decided once in a process, on the first GPU that computes, of the kernels that there are for it: `try_out` launches one.
+/// Decided once in a process, on the first GPU that computes, of the kernels that there are for it: `try_out` launches one, and
+/// `multiplies` says whether cuBLASLt can be used.
 #[cfg(feature = "cuda-llvm")]
-pub(super) fn decided(capability: [i32; 2], try_out: impl FnOnce() -> Result<(), String>) -> &'static KernelState {
+pub(super) fn decided(
+    capability: [i32; 2],
+    try_out: impl FnOnce() -> Result<(), String>,
+    multiplies: impl Fn() -> Result<(), String>,
+) -> &'static KernelState {
     STATE.get_or_init(|| {
         let asked = std::env::var(KERNELS_VARIABLE).unwrap_or_default();
         let hook = if asked == "all" { Ok(()) } else { try_out() };
@@ -51,7 +54,7 @@ pub(super) fn decided(capability: [i32; 2], try_out: impl FnOnce() -> Result<(),
         state(&asked, Kernel::by_name().into_iter().filter(is_there).collect(), |kernel| {
             match (&hook, PROBLEMS.get().and_then(|problems| problems.get(kernel.name()))) {
                 (Err(problem), _) | (Ok(()), Some(problem)) => Err(problem.clone()),
-                (Ok(()), None) if kernel.row().gpus == Gpus::All => crate::device::cublas_library().map(drop),
+                (Ok(()), None) if kernel == Kernel::Products => multiplies(),
                 (Ok(()), None) => {
                     let least @ [major, minor] = kernel.row().gpus.least();
                     let problem = || format!("for compute capability {major}.{minor} and newer");

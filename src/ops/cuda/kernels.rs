@@ -86,7 +86,7 @@ fn uses_hopper(kernel: Kernel, x: &CubeTensor) -> bool {
 #[must_use]
 pub fn kernel_state(device: &Device) -> Option<&'static KernelState> {
     let gpu = gpu_of(device)?;
-    Some(check::decided(stream::capability(gpu), || twice::check(device)))
+    Some(check::decided(stream::capability(gpu), || twice::check(device), || products::check(gpu)))
 }
 
 /// The ordinal of an NVIDIA GPU.

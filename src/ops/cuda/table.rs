@@ -8,8 +8,6 @@ pub(super) enum Gpus {
     All,
     /// Compute capability 7.5, which has no `bf16`, and newer.
     Turing,
-    /// 8.0 and newer.
-    Ampere,
     /// 8.9 and newer.
     Ada,
     /// 9.0 alone.
@@ -21,7 +19,7 @@ impl Gpus {
     /// Whether the kernels are for such a GPU, or are said to be off there.
     pub(super) fn include(self, capability: [i32; 2]) -> bool {
         match self {
-            Self::All | Self::Turing | Self::Ampere => true,
+            Self::All | Self::Turing => true,
             Self::Ada => capability >= [8, 9],
             Self::Hopper => capability[0] == 9,
         }
@@ -31,7 +29,6 @@ impl Gpus {
     pub(super) fn least(self) -> [i32; 2] {
         match self {
             Self::Turing => [7, 5],
-            Self::Ampere => [8, 0],
             Self::All | Self::Ada | Self::Hopper => [0, 0],
         }
     }
@@ -73,16 +70,16 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Products         "products"         All    []                     None;
+    Products         "products"         All    ["product"]            Some("product");
     AttentionHopper  "attention_hopper" Hopper ["attention_hopper"]   Some("attention");
     ExpertsHopper    "experts_hopper"   Hopper ["grouped_hopper"]     Some("experts");
-    Attention        "attention"        Turing ["attention"]          Some("attention");
+    Attention        "attention"        Turing ["attention", "attention_capped"] Some("attention");
     Bias             "bias"             Turing ["bias"]               Some("rows");
     CachedAttention  "cached_attention" Turing ["cached_attention"]   Some("cached_attention");
     Experts          "experts"          Turing ["experts", "grouped", "expert_rank"] Some("experts");
     Fp8              "fp8"              Ada    ["fp8"]                Some("fp8");
     Decode           "decode"           Turing ["decode"]             None;
-    DeltaRule        "delta_rule"       Ampere ["delta_rule"]         Some("delta_rule");
+    DeltaRule        "delta_rule"       Turing ["delta_rule"]         Some("delta_rule");
     LowRank          "low_rank"         Turing ["low_rank"]           Some("low_rank");
     Draw             "draw"             All    ["draw"]               Some("draw");
     Next             "next"             Turing ["next"]               Some("next");
@@ -134,7 +131,7 @@ mod tests {
             assert!(Path::new(ROOT).join(format!("src/ops/cuda/kernels/{file}.cu")).is_file(), "{file}");
             let variants: &[_] = match gpus {
                 Gpus::All => &[("", [false, true], "sm_75")],
-                Gpus::Turing | Gpus::Ampere => &[
+                Gpus::Turing => &[
                     ("", [false, false], "sm_80"),
                     (".f16", [true, false], "sm_80"),
                     (".f16.75", [true, true], "sm_75"),
@@ -161,7 +158,6 @@ mod tests {
                 .find(|line| line.split('|').nth(1).is_some_and(|names| names.contains(&format!("`{name}`"))));
             let least = match gpus {
                 Gpus::All | Gpus::Turing => "| 7.5 | 8.0 |",
-                Gpus::Ampere => "| 8.0 | 8.0 |",
                 Gpus::Ada => "|  | 8.9 |",
                 Gpus::Hopper => "",
             };

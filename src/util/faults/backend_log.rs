@@ -28,6 +28,9 @@ struct Warnings {
 
 static WARNINGS: LazyLock<Mutex<Warnings>> = LazyLock::new(Mutex::default);
 
+/// What our products by that library say.
+pub(crate) const CUBLAS: &str = "cuBLASLt";
+
 /// Shows warnings of the backend from now on, and keeps its faults.
 pub fn install() {
     // Another logger is that of a program that uses this library.
@@ -56,7 +59,7 @@ pub fn release() -> Vec<String> {
 impl Log for BackendLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let target = metadata.target();
-        target != LAUNCHES && ["burn", "cubecl", "cubek"].iter().any(|name| target.starts_with(name))
+        target != LAUNCHES && ["burn", "cubecl", "cubek", CUBLAS].iter().any(|name| target.starts_with(name))
     }
 
     fn log(&self, record: &Record<'_>) {

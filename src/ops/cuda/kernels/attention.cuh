@@ -40,6 +40,28 @@ template <int M> INLINE Visible<M> visible_keys(const int *first_key, int first_
     return visible;
 }
 
+// Turns a tile of scores, [queries, keys] or its transpose, before they are multiplied by `scale`, into tanh(scale * score), by one
+// exponential: this times the cap is the score under the cap where `scale` has been divided by it.
+template <int M, int N> INLINE void cap_scores(Sums<M, N> &p, float scale) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) p[m][n][i] = 1 - __fdividef(2, exp2_approx(p[m][n][i] * (2 * LOG2_E * scale)) + 1);
+}
+
+// The same, and has the gradient of probabilities, less delta, which is by (m, n, i) of an element, multiplied by the slope of the cap.
+template <int M, int N, class Delta> INLINE void cap_backward(Sums<M, N> &p, Sums<M, N> &ds, float scale, Delta delta) {
+    cap_scores(p, scale);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) ds[m][n][i] = (ds[m][n][i] - delta(m, n, i)) * (1 - p[m][n][i] * p[m][n][i]);
+}
+
 // Turns a tile of scores into exponentials. What was summed so far is to be multiplied by `shrink`: the largest score has grown.
 // row_sum is of this thread's columns.
 template <int M, int K>

@@ -9,11 +9,13 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matrix::{dims, rows, scratch, stride};
 use super::stream::{Launch, note_memory, tiles_in_flight};
 use super::{table, uses_hopper};
+use crate::ops::cuda::parts_of_group;
 use crate::ops::custom::{custom, custom_of, side_by_side, spec};
 use crate::ops::plain::attention::{Attended, AttentionInputs, LseOrder};
 use crate::spec::Heads;
 
-const MODULE: &str = "attention";
+/// The kernels' files, without and with a cap of scores.
+const MODULES: [&str; 2] = ["attention", "attention_capped"];
 
 const HOPPER: &str = "attention_hopper";
 
@@ -21,6 +23,14 @@ const HOPPER: &str = "attention_hopper";
 const WARP: usize = 32;
 /// Warps of a block of `attention_delta`, one for a head.
 const DELTA_WARPS: usize = 4;
+/// Numbers that a block of `join_parts` adds up.
+const JOINED: usize = 512;
+/// Rows of the tiles that layouts put in order.
+const ORDERED: usize = 128;
+/// Warps of 255 registers a thread that a multiprocessor has at a time.
+const MOST_WARPS: usize = 8;
+/// Multiprocessors of an H100, for a GPU that says nothing of them.
+const MULTIPROCESSORS: u32 = 132;
 
 /// Rows of a tile of queries and of a tile of keys, and warps of a block, as the kernels were compiled.
 #[derive(Clone, Copy)]
@@ -50,6 +60,17 @@ fn tiles(head_dim: usize, q: &CubeTensor) -> (Tiles, usize, Tiles, Tiles) {
     }
 }
 
+/// The forward of which two blocks fit into a multiprocessor of a GPU whose blocks have no more than 99 KB of shared memory (8.6, 8.9
+/// and 12.0), where the other is alone there with its four warps: its name, its tiles, and how many of keys are in flight.
+fn small_tiles(head_dim: usize, q: &CubeTensor) -> Option<(&'static str, Tiles, usize)> {
+    let is_small = q.client.properties().hardware.max_shared_memory_size <= 99 << 10 && tiles_in_flight(q) > 1;
+    (is_small && matches!(head_dim, 96 | 128)).then_some((
+        "small_forward",
+        Tiles { queries: 64, keys: 64, warps: 4 },
+        2,
+    ))
+}
+
 /// [`attention`](crate::ops::attention::attention) of 16 bits; log-sum-exps are `[num_heads, tokens]`.
 pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>) -> Attended {
     let [tokens, width] = q.dims();
@@ -60,11 +81,12 @@ pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: Attenti
     let run = move |[q, k, v, first_key, order]: [CubeTensor; 5], [o, lse]: &[CubeTensor; 2]| {
         let qkv = [q, k, v].map(rows);
         let (tiles, stages, ..) = tiles(heads.head_dim, &qkv[0]);
+        let (name, tiles, stages) = small_tiles(heads.head_dim, &qkv[0]).unwrap_or(("forward", tiles, stages));
         let forward = Kernel::new("forward", &qkv[0], heads.num_heads, heads, || {
             let shared = 2 * heads.head_dim * (tiles.queries + stages * tiles.keys);
-            kernel("forward", heads.num_heads, tokens.div_ceil(tiles.queries), tiles, heads).shared(shared)
+            kernel(name, heads.num_heads, tokens, tiles.queries, tiles, heads).shared(shared)
         });
-        forward.in_order(order).launch(&qkv, [&first_key], [o], [lse], tokens, heads);
+        forward.launch(&qkv, [&order, &first_key], [o], [lse], tokens, heads);
     };
     let [o, lse] = custom("attention", [q, k, v, first_key, order], outputs, run);
     Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse), order: LseOrder::ByHead }
@@ -80,45 +102,71 @@ pub(super) fn backward(
     let outputs = side_by_side(q, [q, k, v].map(|x| x.dims()[1]));
     let spans = layout.spans(heads.window, &q.device());
     let [q, k, v, d_o, o] = [q, k, v, d_o, &attended.o].map(|x| x.clone().into_dispatch());
-    let [first_key, last_query, order] = [spans.first_key, spans.last_query, spans.order].map(Tensor::into_dispatch);
-    let inputs = [q, k, v, d_o, o, attended.lse.clone().into_dispatch(), first_key, last_query, order];
-    let run = move |[q, k, v, d_o, o, lse, first_key, last_query, order]: [CubeTensor; 9],
+    let seen = [spans.order, spans.first_key, spans.key_order, spans.last_query].map(Tensor::into_dispatch);
+    let [order, first_key, key_order, last_query] = seen;
+    let inputs = [q, k, v, d_o, o, attended.lse.clone().into_dispatch(), order, first_key, key_order, last_query];
+    let run = move |[q, k, v, d_o, o, lse, order, first_key, key_order, last_query]: [CubeTensor; 10],
                     outputs: &[CubeTensor; 3]| {
         let ([q, k, v, d_o], o, [dq, dk, dv]) = ([q, k, v, d_o].map(rows), rows(o), outputs);
         let (Heads { num_heads, num_kv_heads, head_dim, .. }, delta) = (heads, scratch(&lse, lse.shape(), DType::F32));
         note_memory(&delta);
         let grid = [tokens, num_heads.div_ceil(DELTA_WARPS), 1];
-        let sums = Launch::new(MODULE, "attention_delta", grid, DELTA_WARPS * WARP).read(&d_o).read(&o).write(&delta);
+        let sums = launch("delta", grid, DELTA_WARPS * WARP, heads).read(&d_o).read(&o).write(&delta);
         sums.ints([stride(&d_o), stride(&o), tokens, num_heads, head_dim]).launch();
 
         let (_, _, by_query, by_key) = tiles(head_dim, &q);
         let inputs = [q, k, v, d_o];
         let queries = Kernel::new("backward_q", &inputs[0], num_heads, heads, || {
             let shared = 4 * head_dim * (by_query.queries + 2 * by_query.keys);
-            kernel("backward_q", num_heads, tokens.div_ceil(by_query.queries), by_query, heads).shared(shared)
+            kernel("backward_q", num_heads, tokens, by_query.queries, by_query, heads).shared(shared)
         });
-        queries.in_order(order).launch(&inputs, [&lse, &delta, &first_key], [dq], [], tokens, heads);
-        let keys = Kernel::new("backward_kv", &inputs[0], num_kv_heads, heads, || {
+        queries.launch(&inputs, [&lse, &delta, &order, &first_key], [dq], [], tokens, heads);
+
+        let is_hopper = has_hopper("backward_kv", heads, &inputs[0]);
+        let num_tiles = tokens.div_ceil(if is_hopper { HOPPER_ROWS } else { by_key.keys });
+        let places = multiprocessors(&inputs[0]) * if is_hopper { 1 } else { MOST_WARPS / by_key.warps };
+        let parts = parts_of_group(num_heads / num_kv_heads, num_kv_heads * num_tiles, places);
+        let keys = Kernel::new("backward_kv", &inputs[0], num_kv_heads * parts, heads, || {
             let shared = 4 * head_dim * (by_key.keys + 2 * by_key.queries) + 16 * by_key.queries;
-            kernel("backward_kv", num_kv_heads, tokens.div_ceil(by_key.keys), by_key, heads).shared(shared)
+            kernel("backward_kv", num_kv_heads * parts, tokens, by_key.keys, by_key, heads).shared(shared)
         });
-        keys.launch(&inputs, [&lse, &delta, &last_query], [dk, dv], [], tokens, heads);
+        let others = [&lse, &delta, &key_order, &last_query];
+        if parts == 1 {
+            return keys.launch(&inputs, others, [dk, dv], [], tokens, heads);
+        }
+        let sums = [dk, dv].map(|d| scratch(d, [parts * tokens, dims(d)[1]], DType::F32));
+        keys.launch(&inputs, others, sums.each_ref(), [], tokens, heads);
+        [dk, dv].into_iter().zip(&sums).for_each(|(d, sums)| join_parts(sums, d, parts, heads));
     };
     custom_of("attention_backward", inputs, outputs, run).map(Tensor::from_dispatch)
 }
 
-/// A kernel for tiles of rows of each of the heads.
-fn kernel(name: &str, num_heads: usize, num_tiles: usize, tiles: Tiles, heads: Heads) -> Launch {
-    let function = format!("attention_{name}_{}", heads.head_dim);
-    Launch::new(MODULE, function, [num_heads, num_tiles, 1], tiles.warps * WARP)
+/// A kernel for tiles of so many rows of each of the heads.
+fn kernel(name: &str, num_heads: usize, tokens: usize, rows: usize, tiles: Tiles, heads: Heads) -> Launch {
+    let num_tiles = tokens.div_ceil(ORDERED) * (ORDERED / rows);
+    launch(&format!("{name}_{}", heads.head_dim), [num_heads, num_tiles, 1], tiles.warps * WARP, heads)
+}
+
+fn launch(name: &str, grid: [usize; 3], threads: usize, heads: Heads) -> Launch {
+    let module = MODULES[usize::from(heads.soft_cap.is_some())];
+    Launch::new(module, format!("{module}_{name}"), grid, threads)
+}
+
+/// `d`, of the sums of its parts, which lie one below the other.
+fn join_parts(sums: &CubeTensor, d: &CubeTensor, parts: usize, heads: Heads) {
+    let [tokens, width] = dims(d);
+    let joining = launch("join_parts", [(tokens * width).div_ceil(JOINED), 1, 1], JOINED / 4, heads);
+    joining.read(sums).write(d).ints([stride(d), tokens, width, parts]).launch();
+}
+
+fn multiprocessors(q: &CubeTensor) -> usize {
+    q.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(MULTIPROCESSORS) as usize
 }
 
 /// Rows of a block's tile in `attention_hopper.cu`.
 const HOPPER_ROWS: usize = 128;
 /// Its threads: three warpgroups.
 const HOPPER_THREADS: usize = 384;
-/// Multiprocessors of an H100 that says nothing of them.
-const HOPPER_MULTIPROCESSORS: u32 = 132;
 
 /// Rows of a tile that `attention_hopper.cu` copies, and how many tiles are in flight, as its kernels were compiled.
 fn hopper_tiles(name: &str, head_dim: usize) -> Option<[usize; 2]> {
@@ -130,26 +178,29 @@ fn hopper_tiles(name: &str, head_dim: usize) -> Option<[usize; 2]> {
     }
 }
 
+/// Whether a kernel for Hopper is used on the GPU of `q`: there is none for scores under a cap.
+fn has_hopper(name: &str, heads: Heads, q: &CubeTensor) -> bool {
+    hopper_tiles(name, heads.head_dim).is_some()
+        && heads.soft_cap.is_none()
+        && uses_hopper(table::Kernel::AttentionHopper, q)
+}
+
 /// A kernel of attention to be launched.
 struct Kernel {
     launch: Launch,
     /// Columns of the tiles in which its operands are copied by tensor maps, on Hopper.
     tile_columns: Option<u32>,
-    /// In which order those kernels take tiles of queries.
-    order: Option<CubeTensor>,
 }
 
 impl Kernel {
     /// The kernel for `num_heads` heads on the GPU of `q`: `other` where there is none for Hopper.
     fn new(name: &str, q: &CubeTensor, num_heads: usize, heads: Heads, other: impl FnOnce() -> Launch) -> Self {
         let (tokens, head_dim) = (dims(q)[0], heads.head_dim);
-        let is_used = uses_hopper(table::Kernel::AttentionHopper, q);
-        let Some([tile, slots]) = hopper_tiles(name, head_dim).filter(|_| is_used) else {
-            return Self { launch: other(), tile_columns: None, order: None };
+        let Some([tile, slots]) = hopper_tiles(name, head_dim).filter(|_| has_hopper(name, heads, q)) else {
+            return Self { launch: other(), tile_columns: None };
         };
         let num_tiles = tokens.div_ceil(HOPPER_ROWS);
-        let multiprocessors = q.client.properties().hardware.num_streaming_multiprocessors;
-        let blocks = (num_heads * num_tiles).min(multiprocessors.unwrap_or(HOPPER_MULTIPROCESSORS) as usize);
+        let blocks = (num_heads * num_tiles).min(multiprocessors(q));
         let (grid, shared) = match name {
             "forward" => ([blocks, 1, 1], 2 * head_dim * (256 + slots * tile) + 16 * slots + 32),
             "backward_q" => ([blocks, 1, 1], 2 * head_dim * (384 + slots * tile) + 16 * slots + 32),
@@ -157,15 +208,10 @@ impl Kernel {
         };
         let launch = Launch::new(HOPPER, format!("attention_hopper_{name}_{head_dim}"), grid, HOPPER_THREADS);
         let tile_columns = if head_dim.is_multiple_of(64) { 64 } else { 32 };
-        Self { launch: launch.shared(shared), tile_columns: Some(tile_columns), order: None }
+        Self { launch: launch.shared(shared), tile_columns: Some(tile_columns) }
     }
 
-    /// Takes tiles of queries in this order, where it is for Hopper: others have a block for each.
-    fn in_order(self, order: CubeTensor) -> Self {
-        Self { order: self.tile_columns.map(|_| order), ..self }
-    }
-
-    /// With the operands, what else is read, how far tokens see last, and the results: rows, and values for each of them.
+    /// With the operands, what else is read, and the results: rows, and values for each of them.
     fn launch<const N: usize, const M: usize, const L: usize>(
         self,
         operands: &[CubeTensor],
@@ -179,12 +225,15 @@ impl Kernel {
             Some(columns) => operands.iter().fold(self.launch, |launch, x| launch.map(x, columns)),
             None => operands.iter().fold(self.launch, Launch::read),
         };
-        let (others, seen) = others.split_at(N - 1);
-        let others = others.iter().copied().chain(&self.order).chain(seen.iter().copied());
-        let launch = results.into_iter().chain(values).fold(others.fold(launch, Launch::read), Launch::write);
-        // A tensor map has the stride.
-        let strided = if self.tile_columns.is_some() { &[] } else { operands };
+        let launch = others.into_iter().fold(launch, Launch::read);
+        let launch = results.into_iter().chain(values).fold(launch, Launch::write);
+        // A tensor map has the stride, and kernels with such no cap.
+        let (strided, cap) = match self.tile_columns {
+            Some(_) => (&[][..], None),
+            None => (operands, Some(heads.soft_cap.unwrap_or_default())),
+        };
         let launch = launch.ints(strided.iter().chain(results).map(stride));
-        launch.ints([tokens, heads.num_heads, heads.num_kv_heads]).float(heads.scale).launch();
+        let launch = launch.ints([tokens, heads.num_heads, heads.num_kv_heads]).float(heads.scale);
+        cap.into_iter().fold(launch, Launch::float).launch();
     }
 }

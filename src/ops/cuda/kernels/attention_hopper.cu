@@ -4,8 +4,8 @@
 //
 // q, k, v and do come as tensor maps of rank 2 over bf16: sizes (heads * HEAD, tokens), the row's stride in bytes, boxes of (64, 64)
 // with the swizzle of 128 bytes; for HEAD 96 of (32, 64) with that of 64 bytes. Rows behind the last are read as zeros. The other
-// tensors are as there: rows of multiples of 8 elements, pointers of 16 bytes, lse and delta f32 [num_heads, tokens]; and `order`, the
-// tiles of 128 queries as blocks take them, int [tokens / 128 upwards].
+// tensors are as there: rows of multiples of 8 elements, pointers of 16 bytes, lse and delta f32 [num_heads, tokens]; `order`, the tiles of
+// 128 rows as blocks take them, int [tokens / 128 upwards]; and the parts of dk and dv.
 #include "attention.cuh"
 #include "hopper.cuh"
 
@@ -305,14 +305,16 @@ INLINE void backward_q(const TensorMap &q, const TensorMap &k, const TensorMap &
 // A tile of queries has 64 rows.
 template <int HEAD, int QUERIES, int SLOTS>
 INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap &v, const TensorMap &d_o, const float *lse,
-                        const float *delta, const int *last_query, Half *dk, Half *dv, int dk_stride, int dv_stride, int tokens,
-                        int num_heads, int num_kv_heads, float scale) {
+                        const float *delta, const int *order, const int *last_query, Half *dk, Half *dv, int dk_stride,
+                        int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {
     static_assert(QUERIES == 64, "a box");
     constexpr int OWN = 64 * HEAD * 2, TILE = 2 * OWN;
     const Shared k_tiles = dynamic_tiles(), v_tiles = k_tiles + 2 * OWN, tiles = v_tiles + 2 * OWN;
     const Shared row_values = tiles + SLOTS * TILE, barriers = row_values + SLOTS * 8 * QUERIES, kv_full = barriers + SLOTS * 16;
-    const int kv_head = blockIdx.x, group = num_heads / num_kv_heads, warpgroup = same_in_warp(threadIdx.x / WARPGROUP);
-    const int first_key = blockIdx.y * ROWS, lane = threadIdx.x % WARP, first_tile = first_key / QUERIES;
+    // Heads of a part, which are as many in each.
+    const int parts = gridDim.x / num_kv_heads, group = num_heads / gridDim.x, kv_head = blockIdx.x / parts;
+    const int warpgroup = same_in_warp(threadIdx.x / WARPGROUP), lane = threadIdx.x % WARP;
+    const int first_key = same_in_warp(order[blockIdx.y]) * ROWS, first_tile = first_key / QUERIES;
     const int num_tiles = same_in_warp(last_query[min(first_key + ROWS, tokens) - 1]) / QUERIES - first_tile + 1;
     Ring<SLOTS> ring(barriers);
     if (threadIdx.x == 0) {
@@ -332,7 +334,7 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
                 load_boxes<HEAD, 64>(v_tiles + i * OWN, v, kv_head * HEAD, first_key + i * 64, kv_full);
             }
         }
-        for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
+        for (int head = blockIdx.x * group; head < (blockIdx.x + 1) * group; head++)
             for (int tile = first_tile; tile < first_tile + num_tiles; tile++) {
                 ring.wait_until_empty();
                 if (lane == 0) {
@@ -377,7 +379,7 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
     // The keys of this warpgroup, and the last query that sees one.
     const int first_row = first_key + warpgroup * 64, last_column = same_in_warp(last_query[min(first_row + 64, tokens) - 1]);
     Shared last_empty = 0;
-    // Tiles of all queries of the group's first head, of its second, ... At least one, as ptxas must know.
+    // Tiles of all queries of the part's first head, of its second, ... At least one, as ptxas must know.
     int i = 0, tile = 0;
     do {
         ring.wait_until_full();
@@ -423,6 +425,13 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
     hold(dk_sums);
     multiply(dk_sums, scale);
     const long long row = first_row;
+    if (parts > 1) {
+        const int warp_row = threadIdx.x % WARPGROUP / WARP * 16, num_rows = tokens - first_row - warp_row;
+        const long long at = blockIdx.x % parts * (long long)tokens + row + warp_row;
+        store_f32(dk_sums, (float *)dk + at * dk_stride + kv_head * HEAD, dk_stride, num_rows);
+        store_f32(dv_sums, (float *)dv + at * dv_stride + kv_head * HEAD, dv_stride, num_rows);
+        return;
+    }
     sync_threads(OWN_ROWS + warpgroup, WARPGROUP);
     store_tile<HEAD>(dk_sums, k_tile, dk + row * dk_stride + kv_head * HEAD, dk_stride, tokens - row);
     store_tile<HEAD>(dv_sums, v_tile, dv + row * dv_stride + kv_head * HEAD, dv_stride, tokens - row);
@@ -432,7 +441,8 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
 //   forward      (any: as many as there are SMs, num_heads * (tokens / 128 upwards) at most)
 //                                                       2 * HEAD * (256 + SLOTS * KEYS) + 16 * SLOTS + 32
 //   backward_q   as forward                             2 * HEAD * (384 + SLOTS * KEYS) + 16 * SLOTS + 32
-//   backward_kv  (num_kv_heads, tokens / 128 upwards)   2 * HEAD * (256 + 2 * SLOTS * QUERIES) + (16 + 8 * QUERIES) * SLOTS + 8
+//   backward_kv  (num_kv_heads * parts, tokens / 128 upwards)
+//                                                       2 * HEAD * (256 + 2 * SLOTS * QUERIES) + (16 + 8 * QUERIES) * SLOTS + 8
 #define MAP const __grid_constant__ TensorMap
 #define FORWARD(HEAD, KEYS, SLOTS)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_forward_##HEAD(                                    \
@@ -449,10 +459,10 @@ INLINE void backward_kv(const TensorMap &q, const TensorMap &k, const TensorMap 
     }
 #define BACKWARD_KV(HEAD, QUERIES, SLOTS)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_hopper_backward_kv_##HEAD(                                \
-        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *last_query, Half *dk, Half *dv,           \
-        int dk_stride, int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                                \
-        backward_kv<HEAD, QUERIES, SLOTS>(q, k, v, d_o, lse, delta, last_query, dk, dv, dk_stride, dv_stride, tokens, num_heads, \
-                                          num_kv_heads, scale);                                                                  \
+        MAP q, MAP k, MAP v, MAP d_o, const float *lse, const float *delta, const int *order, const int *last_query, Half *dk,   \
+        Half *dv, int dk_stride, int dv_stride, int tokens, int num_heads, int num_kv_heads, float scale) {                      \
+        backward_kv<HEAD, QUERIES, SLOTS>(q, k, v, d_o, lse, delta, order, last_query, dk, dv, dk_stride, dv_stride, tokens,     \
+                                          num_heads, num_kv_heads, scale);                                                       \
     }
 
 FORWARD(64, 128, 4)

@@ -222,7 +222,9 @@ INLINE void forward(const Half *qkv, const float *strength, const int2 *chunks, 
     __shared__ Tokens numbers;
     // Values become what is multiplied by the inverse.
     const Shared k = dynamic_shared(), t = k + TILE_K, v = t + TILE_C, w = v + TILE_V, s = w + TILE_V;
-    const Shared q = s + TILE_S, p = q + TILE_K, w_at_end = IS_KEPT ? w : p + TILE_C;
+    // Where memory is short, the weights take the place of the inverse when that has been read.
+    constexpr bool IS_SHORT = TILES_IN_FLIGHT == 1;
+    const Shared q = s + TILE_S, p = IS_SHORT ? t : q + TILE_K, w_at_end = IS_KEPT ? w : q + TILE_K + (IS_SHORT ? 0 : TILE_C);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, low = warp * 16 + lane / 4, high = low + 8;
     const Slice slice(shape);
     const int key_head = shape.key_head(slice.head), key_width = shape.num_key_heads * KEY, out_stride = shape.value_width();
@@ -242,7 +244,7 @@ INLINE void forward(const Half *qkv, const float *strength, const int2 *chunks, 
         load_tile<CHUNK, CHUNK, 128>(t, inverse + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
         if (!IS_KEPT) {
             load_tile<KEY, CHUNK, 128>(q, qkv + key_head * KEY, qkv_stride, tokens.x, end);
-            load_tile<CHUNK, CHUNK, 128>(p, weights + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
+            if (!IS_SHORT) load_tile<CHUNK, CHUNK, 128>(p, weights + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
         }
         commit_copies();
         numbers.load(shape, chunk, slice.head, tokens, sums, factors, strength);
@@ -289,6 +291,10 @@ INLINE void forward(const Half *qkv, const float *strength, const int2 *chunks, 
             store_tile<SLICE, 1, 4>(written, w_at_end, warp * 16);
         }
         __syncthreads();
+        if (!IS_KEPT && IS_SHORT) {
+            load_tile<CHUNK, CHUNK, 128>(p, weights + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
+            __syncthreads();
+        }
         if (!IS_KEPT) {
             Sums<1, 4> o = {};
             const Rows<KEY, 1, false> queries(q + warp * 16 * KEY * 2);
@@ -314,7 +320,7 @@ INLINE void forward(const Half *qkv, const float *strength, const int2 *chunks, 
 }
 
 // o, [tokens, num_value_heads * value_head_dim]. Grid: (num_value_heads * value_head_dim / 32, documents), block 128, dynamic
-// shared memory 69632 bytes.
+// shared memory 69632 bytes, on sm_75 61440.
 extern "C" __global__ void __launch_bounds__(128)
     delta_rule_forward(const Half *qkv, const float *strength, const int2 *chunks, const int2 *documents, const float *sums,
                        const float *factors, const Half *inverse, const Half *weights, Half *o, int qkv_stride, int num_key_heads,
@@ -333,7 +339,8 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 // From the end of a document to its start: gradients of the states behind every chunk, of values, dv, [tokens, dv_stride], and of
-// what the inverse is multiplied with, d_known, as o. Grid and block as of the forward, dynamic shared memory 65536 bytes.
+// what the inverse is multiplied with, d_known, as o. Grid and block as of the forward, dynamic shared memory 65536 bytes, on sm_75
+// 57344.
 extern "C" __global__ void __launch_bounds__(128)
     delta_rule_backward_states(const Half *d_o, const Half *qkv, const float *strength, const int2 *chunks, const int2 *documents,
                                const float *sums, const float *factors, const Half *inverse, const Half *weights, Half *d_known,
@@ -341,7 +348,10 @@ extern "C" __global__ void __launch_bounds__(128)
                                int num_value_heads, int value_head_dim) {
     __shared__ Tokens numbers;
     const Shape shape = {num_key_heads, num_value_heads, value_head_dim};
-    const Shared k = dynamic_shared(), q = k + TILE_K, t = q + TILE_K, p = t + TILE_C, asked = p + TILE_C, known = asked + TILE_V;
+    // Where memory is short, the inverse takes the place of the weights when these have been read.
+    constexpr bool IS_SHORT = TILES_IN_FLIGHT == 1;
+    const Shared k = dynamic_shared(), q = k + TILE_K, p = q + TILE_K, t = IS_SHORT ? p : p + TILE_C, asked = t + TILE_C;
+    const Shared known = asked + TILE_V;
     const Shared ds = known + TILE_V;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, low = warp * 16 + lane / 4, high = low + 8;
     const Slice slice(shape);
@@ -360,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(128)
         const long long first_row = tokens.x + warp * 16;
         load_tile<KEY, CHUNK, 128>(k, qkv + key_width + key_head * KEY, qkv_stride, tokens.x, end);
         load_tile<KEY, CHUNK, 128>(q, qkv + key_head * KEY, qkv_stride, tokens.x, end);
-        load_tile<CHUNK, CHUNK, 128>(t, inverse + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
+        if (!IS_SHORT) load_tile<CHUNK, CHUNK, 128>(t, inverse + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
         load_tile<CHUNK, CHUNK, 128>(p, weights + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
         load_tile<SLICE, CHUNK, 128>(asked, d_o, d_o_stride, tokens.x, end);
         commit_copies();
@@ -383,6 +393,10 @@ extern "C" __global__ void __launch_bounds__(128)
             store_tile<SLICE, 1, 4>(d_written, known, warp * 16);
         }
         __syncthreads();
+        if (IS_SHORT) {
+            load_tile<CHUNK, CHUNK, 128>(t, inverse + own * CHUNK * CHUNK, CHUNK, 0, CHUNK);
+            __syncthreads();
+        }
         {
             Sums<1, 4> x = {};
             const Columns<CHUNK> columns(t);
@@ -465,18 +479,6 @@ INLINE float2 dot_of_rows(const Sums<1, 8> &sums, Shared tile, int low, int firs
         dots[i] += __shfl_xor_sync(~0u, dots[i], 2);
     }
     return make_float2(dots[0], dots[1]);
-}
-
-// Rows of sums to f32, 64 columns.
-INLINE void store_f32(const Sums<1, 8> &sums, float *to, long long stride, int num_rows) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int row = lane / 4 + i % 2 * 8;
-        if (row < num_rows)
-            *(float2 *)(to + row * stride + i / 2 * 8 + lane % 4 * 2) =
-                make_float2(sums[0][i / 2][i % 2 * 2], sums[0][i / 2][i % 2 * 2 + 1]);
-    }
 }
 
 // What a chunk has by itself: gradients of normed queries and keys by value head, f32, [tokens, num_value_heads, 128], of decays and of

@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matrix::{rows, scratch, stride};
-use super::stream::{Launch, note_memory};
+use super::stream::{Launch, note_memory, tiles_in_flight};
 use crate::ops::custom::{columns, custom, spec};
 use crate::ops::layout::ChunkTable;
 use crate::ops::plain::delta_rule::chunks::CHUNK_TOKENS;
@@ -21,12 +21,12 @@ const THREADS: usize = 128;
 const MORE_THREADS: usize = 256;
 /// Queries and keys of a block of `delta_rule_backward_keys`.
 const WARPS: usize = 8;
-/// Dynamic shared memory in bytes, as the kernels say.
+/// Dynamic shared memory in bytes, as the kernels say; of the last two the first number is that before compute capability 8.0.
 const OF_PREPARE: usize = 33_280;
-const OF_FORWARD: usize = 69_632;
 const OF_STATES: usize = 40_960;
-const OF_BACKWARD_STATES: usize = 65_536;
 const OF_BACKWARD_CHUNKS: usize = 61_440;
+const OF_FORWARD: [usize; 2] = [61_440, 69_632];
+const OF_BACKWARD_STATES: [usize; 2] = [57_344, 65_536];
 
 /// The operands of all kernels.
 struct Operands {
@@ -82,13 +82,18 @@ impl Operands {
         of_tokens.read(sums).read(factors).read(inverse)
     }
 
+    /// Of these sizes of shared memory the one for the GPU.
+    fn of_gpu(&self, shared: [usize; 2]) -> usize {
+        shared[tiles_in_flight(&self.qkv) - 1]
+    }
+
     fn sizes(&self) -> [usize; 3] {
         [self.heads.num_key_heads, self.heads.num_value_heads, self.heads.value_head_dim]
     }
 
     fn forward(&self, o: &CubeTensor) {
         let prepared = self.prepared();
-        let launch = self.read(self.along("delta_rule_forward", OF_FORWARD).read(&self.qkv), &prepared);
+        let launch = self.read(self.along("delta_rule_forward", self.of_gpu(OF_FORWARD)).read(&self.qkv), &prepared);
         launch.read(&prepared.weights).write(o).ints([stride(&self.qkv)]).ints(self.sizes()).launch();
     }
 
@@ -103,8 +108,8 @@ impl Operands {
         launch.write(&written).write(&states).ints([stride(qkv)]).ints(self.sizes()).launch();
 
         let dv = columns(dqkv, 2 * heads.key_width(), heads.value_width());
-        let launch =
-            self.read(self.along("delta_rule_backward_states", OF_BACKWARD_STATES).read(d_o).read(qkv), &prepared);
+        let along = self.along("delta_rule_backward_states", self.of_gpu(OF_BACKWARD_STATES));
+        let launch = self.read(along.read(d_o).read(qkv), &prepared);
         let launch = launch.read(&prepared.weights).write(&d_known).write(&d_states).write(&dv);
         launch.ints([stride(d_o), stride(qkv), stride(dqkv)]).ints(self.sizes()).launch();
 

@@ -1,4 +1,5 @@
-//! Matrix products by cuBLASLt, on burn's stream. It is loaded where it lies, and not shipped; without it, burn's products remain.
+//! Matrix products by cuBLASLt, on burn's stream. It is loaded where it lies, and not shipped; without it, burn's products remain. What
+//! it refuses a kernel of ours computes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,12 +14,14 @@ use cudarc::cublaslt::result as lt;
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::{DriverError, result as driver};
 
 use super::matrix::{dims, start, stride};
-use super::stream::{Failure, major, submit};
+use super::stream::{Failure, Loaded, major, submit};
 use crate::ops::cuda::table::Kernel;
 use crate::ops::cuda::{WORKSPACE_BYTES, check};
 use crate::ops::custom::{custom, device_of, spec};
+use crate::util::faults::backend_log::CUBLAS;
 
 /// `CUBLAS_OP_N`.
 const AS_IT_IS: i32 = 0;
@@ -26,6 +29,30 @@ const AS_IT_IS: i32 = 0;
 const TRANSPOSED: i32 = 1;
 /// What pointers and rows are multiples of.
 const ALIGNMENT_BYTES: u32 = 16;
+
+/// The kernel for what the library refuses, its threads, and rows and columns of a block's results.
+const KERNEL: &str = "product";
+const THREADS: u32 = 256;
+const TILE: usize = 64;
+
+/// Whether the library computes on this GPU.
+///
+/// # Errors
+/// If it cannot be loaded, or has no handle to give.
+pub(super) fn check(gpu: u16) -> Result<(), String> {
+    crate::device::cublas_library()?;
+    let of_driver = |error: DriverError| format!("cuBLASLt: {error:?}");
+    let device = driver::device::get(gpu.into()).map_err(of_driver)?;
+    // SAFETY: `device` comes from cuDeviceGet, and burn holds its primary context as well; the handle is used no more.
+    unsafe {
+        let context = driver::primary_ctx::retain(device).map_err(of_driver)?;
+        driver::ctx::set_current(context).map_err(of_driver)?;
+        let made = lt::create_handle().and_then(|handle| lt::destroy_handle(handle));
+        driver::ctx::set_current(std::ptr::null_mut()).map_err(of_driver)?;
+        driver::primary_ctx::release(device).map_err(of_driver)?;
+        made.map_err(|error| Failure::from(error).0)
+    }
+}
 
 /// How the frozen matrix `[out_features, in_features]` is multiplied.
 #[derive(Clone, Copy)]
@@ -229,9 +256,49 @@ impl Product {
                     Entry::Occupied(entry) => entry.into_mut(),
                     Entry::Vacant(entry) => entry.insert(Products::new()?),
                 };
-                products.multiply(self, pointers, has_sum, stream)
+                if products.multiply(self, pointers, has_sum, stream)? {
+                    return Ok(());
+                }
+                log::warn!(target: CUBLAS, "it refuses some products, which a slower kernel computes: {:?}", self.matrices[3].dims);
+                self.by_kernel(loaded, pointers, has_sum, stream)
             })
         });
+    }
+
+    /// By the kernel of `product.cu`; the rest as [`Products::multiply`].
+    fn by_kernel(self, loaded: &mut Loaded, pointers: &[u64], has_sum: bool, stream: CUstream) -> Result<(), Failure> {
+        let [first, second, sum, result] = self.matrices;
+        let ([rows, columns], last) = (result.dims, pointers.len() - 1);
+        let operand = |pointer: u64, stored: Stored, is_transposed: bool| {
+            let steps = if is_transposed { [1, stored.stride] } else { [stored.stride, 1] };
+            [pointer, steps[0] as u64, steps[1] as u64, stored.apart as u64]
+        };
+        let of_sum = if has_sum { pointers[last - 1] } else { 0 };
+        let factors = &pointers[2..last - usize::from(has_sum)];
+        let factor = |index: usize| factors.get(index).copied().unwrap_or_default();
+        // As the kernel counts them.
+        let [of_factors, of_result] = self.kinds.map(|kind| match kind {
+            sys::cudaDataType::CUDA_R_16BF => 1,
+            sys::cudaDataType::CUDA_R_16F => 2,
+            sys::cudaDataType::CUDA_R_8F_E4M3 => 3,
+            _ => 0,
+        });
+        let depth = second.dims[usize::from(!self.is_transposed[1])];
+        let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+        let operands = [
+            operand(pointers[1], second, self.is_transposed[1]),
+            operand(pointers[0], first, self.is_transposed[0]),
+            operand(of_sum, sum, false),
+            operand(pointers[last], result, false),
+        ];
+        let rest = [factor(0), factor(1), pair(rows, columns), pair(depth, of_factors), of_result as u64];
+        let mut words: Vec<u64> = operands.into_iter().flatten().chain(rest).collect();
+        let blocks = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        let grid = (blocks(columns.div_ceil(TILE)), blocks(rows.div_ceil(TILE)), blocks(self.batch));
+        let kernel = loaded.function(KERNEL, false, KERNEL, 0)?;
+        // SAFETY: the words are the kernel's argument, and the tensors' memory is theirs while it is in the stream, as for a launch.
+        unsafe { driver::launch_kernel(kernel, grid, (THREADS, 1, 1), 0, stream, &mut [words.as_mut_ptr().cast()]) }?;
+        Ok(())
     }
 }
 
@@ -250,7 +317,8 @@ impl From<CublasError> for Failure {
 struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
-    planned: HashMap<(Product, bool), Planned>,
+    /// `None`: the library refuses it.
+    planned: HashMap<(Product, bool), Option<Planned>>,
 }
 
 /// A product as the library computes it, always alike: the first that it recommends.
@@ -265,18 +333,28 @@ impl Products {
     fn new() -> Result<Self, Failure> {
         let handle = lt::create_handle()?;
         // SAFETY: the context is current. Neither is freed before the process ends.
-        let workspace = unsafe { cudarc::driver::result::malloc_sync(WORKSPACE_BYTES) }?;
+        let workspace = unsafe { driver::malloc_sync(WORKSPACE_BYTES) }?;
         Ok(Self { handle, workspace, planned: HashMap::new() })
     }
 
-    /// `pointers`: to the factors and their scales, what is added if `has_sum`, and the result.
-    fn multiply(&mut self, product: Product, pointers: &[u64], has_sum: bool, stream: CUstream) -> Result<(), Failure> {
+    /// `pointers`: to the factors and their scales, what is added if `has_sum`, and the result. Whether the library takes the product.
+    fn multiply(
+        &mut self,
+        product: Product,
+        pointers: &[u64],
+        has_sum: bool,
+        stream: CUstream,
+    ) -> Result<bool, Failure> {
         let last = pointers.len() - 1;
         let scales = &pointers[2..last - usize::from(has_sum)];
         let planned = match self.planned.entry((product, has_sum)) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Planned::new(self.handle, product, scales)?),
+            Entry::Vacant(entry) => entry.insert(match Planned::new(self.handle, product, scales) {
+                Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => None,
+                planned => Some(planned?),
+            }),
         };
+        let Some(planned) = planned else { return Ok(false) };
         scale(planned.description, scales)?;
         let pointer = |index: usize| pointers[index] as *const c_void;
         let result = pointer(last);
@@ -304,7 +382,7 @@ impl Products {
                 stream.cast(),
             )
         }?;
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -405,7 +405,7 @@ impl Loaded {
     }
 
     /// A kernel for numbers of 16 bits of this type, which may use `shared_bytes` of dynamic shared memory.
-    fn function(
+    pub(super) fn function(
         &mut self,
         module: &'static str,
         is_f16: bool,

@@ -143,3 +143,14 @@ INLINE void store_rows(const Sums<M, N> &sums, Shared tile, Half *to, int stride
             *(uint4 *)(to + (long long)row * stride + chunk * 8) = load_shared_16_bytes(Lane<WIDTH>(tile, row).at(0, chunk));
     }
 }
+
+// Writes the sums of a warp in f32 to at most `num_rows` rows.
+template <int M, int N> INLINE void store_f32(const Sums<M, N> &sums, float *to, long long stride, int num_rows) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < 2 * M * N; i++) {
+        const int m = i / (2 * N), row = m * 16 + i % 2 * 8 + lane / 4, n = i / 2 % N;
+        if (row < num_rows)
+            *(float2 *)(to + row * stride + n * 8 + lane % 4 * 2) = make_float2(sums[m][n][i % 2 * 2], sums[m][n][i % 2 * 2 + 1]);
+    }
+}
