@@ -611,7 +611,7 @@ fn every_family_continues_a_text_as_transformers_does() {
         let (mut next, mut found) = (ids("prompt"), Vec::new());
         let mut sequence = Sequence::new(&model);
         while found.len() < ids("text").len() {
-            let part = NextTokens { sequence: &mut sequence, adapters: &adapters, token_ids: &next };
+            let part = NextTokens { sequence: &mut sequence, adapters: &adapters, token_ids: &next, num_logits: 1 };
             let logits = values(&next_logits(&model, &mut [part]));
             let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
             next = vec![likeliest as u32];

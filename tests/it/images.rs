@@ -371,7 +371,8 @@ fn compare_continued(model: &Model, adapters: &AdapterSet, (ids, splits): (&[u32
     let ends: Vec<usize> = splits[1..].iter().copied().chain(ids.len() - 4..=ids.len()).collect();
     for part in splits[..1].iter().chain(&ends).zip(&ends).map(|(start, end)| *start..*end) {
         let (end, token_ids) = (part.end, &ids[part]);
-        let next = next_logits(model, &mut [NextTokens { sequence: &mut sequence, adapters, token_ids }]);
+        let next =
+            next_logits(model, &mut [NextTokens { sequence: &mut sequence, adapters, token_ids, num_logits: 1 }]);
         let of_token = &logits[(end - 1) * model.config.vocab_size..][..model.config.vocab_size];
         assert_close(&values(&next), of_token, 1e-4, "parts");
     }

@@ -78,11 +78,16 @@ fn texts_with_and_without_such_rows_are_continued_in_one_pass() {
         let mut parts: Vec<_> = together
             .iter_mut()
             .zip(&adapters)
-            .map(|(sequence, adapters)| NextTokens { sequence, adapters, token_ids: std::slice::from_ref(&id) })
+            .map(|(sequence, adapters)| NextTokens {
+                sequence,
+                adapters,
+                token_ids: std::slice::from_ref(&id),
+                num_logits: 1,
+            })
             .collect();
         let all = values(&next_logits(&model, &mut parts));
         let each = alone.iter_mut().zip(&adapters).flat_map(|(sequence, adapters)| {
-            values(&next_logits(&model, &mut [NextTokens { sequence, adapters, token_ids: &[id] }]))
+            values(&next_logits(&model, &mut [NextTokens { sequence, adapters, token_ids: &[id], num_logits: 1 }]))
         });
         assert!(all == each.collect::<Vec<_>>());
         let [with, without] = [0, 1].map(|text| &all[text * model.config.vocab_size..][..model.config.vocab_size]);
