@@ -16,7 +16,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::budget::text_bytes;
-use crate::model::decode::{MOST_TEXTS, NextTokens, Sequence, next_logits};
+use crate::model::decode::{NextTokens, Sequence, most_texts, next_logits};
 use crate::ops::draw::{Draw, Drawn, LOGITS, draw};
 use crate::util::faults;
 
@@ -136,7 +136,7 @@ impl<'a> TextBatch<'a> {
         self.ended.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
+    /// On a device up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
     #[must_use]
     pub fn within(self, memory_bytes: Option<u64>) -> Self {
         Self { memory_bytes, ..self }
@@ -154,7 +154,8 @@ impl<'a> TextBatch<'a> {
     pub fn has_room(&self) -> bool {
         let bytes = || self.texts.iter().map(|text| text.most_bytes as u64);
         let fits = |memory| bytes().sum::<u64>() + bytes().max().unwrap_or_default() <= memory;
-        self.texts.len() < MOST_TEXTS && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
+        self.texts.len() < most_texts(self.model.place())
+            && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
     }
 
     /// Whether no text is being written.
@@ -272,7 +273,8 @@ impl<'a> TextBatch<'a> {
     fn next_of(&self, text: &Text<'_>) -> Vec<u32> {
         let seen = text.sequence.token_ids();
         let left = self.model.config.max_position_embeddings.saturating_sub(seen.len() + 1);
-        let most = text.most_guessed.min(left);
+        let at_once = most_texts(self.model.place()) / self.texts.len();
+        let most = text.most_guessed.min(left).min(at_once.saturating_sub(1));
         let is_guessed = self.texts.len() <= FEW && self.only_draws() && text.sequence.can_go_back(self.model);
         let guessed = if is_guessed { guess(seen, text.token, most) } else { &[] };
         [&[text.token], guessed].concat()

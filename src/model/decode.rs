@@ -11,11 +11,15 @@ use super::embed::{Embedded, Tokens};
 use super::mixing::{InCaches, LayerCache, rows_of_texts};
 use crate::lora::{AdapterSet, BlockAdapters};
 use crate::ops::cpu::FEW_TOKENS;
-use crate::ops::kernels;
+use crate::ops::kernels::{self, Place};
 use crate::spec::{Attention, Block};
 
 /// Most texts that are written in one pass. On the CPU, with more, the products of a pass would not be those of each text alone.
-pub const MOST_TEXTS: usize = FEW_TOKENS;
+#[must_use]
+pub fn most_texts(place: Place) -> usize {
+    const ON_DEVICE: usize = 64;
+    if place.is_host() { FEW_TOKENS } else { ON_DEVICE }
+}
 
 /// The tokens of a text that a model has seen, with what its layers keep of them.
 #[derive(Clone, Debug)]
@@ -89,7 +93,7 @@ pub struct NextTokens<'a> {
     pub sequence: &'a mut Sequence,
     /// The adapters; [`AdapterSet::none`] for the base model alone.
     pub adapters: &'a AdapterSet,
-    /// One token or more; where there are several parts, at most [`MOST_TEXTS`] in all.
+    /// One token or more; where there are several parts, at most [`most_texts`] in all.
     pub token_ids: &'a [u32],
     /// The logits after so many of its last tokens are wanted.
     pub num_logits: usize,

@@ -215,9 +215,7 @@ fn has_activation(activation: Activation) -> bool {
 #[must_use]
 pub fn without_kernels(config: &ModelConfig) -> Vec<&'static str> {
     let blocks = || config.blocks.iter();
-    let attentions = || blocks().filter_map(Block::attention);
     let parts = [
-        ("attention", attentions().any(|attention| attention.heads.soft_cap.is_some())),
         ("LayerNorms", config.norm_kind != NormKind::Rms),
         ("activation", blocks().flat_map(Block::all_gated).any(|gated| !has_activation(gated.activation))),
         ("state spaces", blocks().any(|block| block.state_space().is_some())),

@@ -7,10 +7,11 @@
 use serde::Serialize;
 
 use super::activations::Working;
+use super::images::ImageMemory;
 use super::workload::{F32, Workload};
 use crate::config::{FileType, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::budget::text_bytes;
-use crate::model::decode::MOST_TEXTS;
+use crate::model::decode::most_texts;
 
 /// One part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -137,13 +138,27 @@ impl Workload<'_> {
         }
     }
 
+    /// The tower where it stays, and what encoding an image takes beyond what a step will: its `working` bytes come after it, and
+    /// the `trained` ones too if all images are encoded before the first step.
+    pub(super) fn image_components(&self, working: usize, trained: usize) -> Vec<Component> {
+        let ImageMemory { tower_bytes, encoding_bytes, has_unkept, .. } = *self.images;
+        let (stays, leaves, later) =
+            if has_unkept { (tower_bytes, 0, working) } else { (0, tower_bytes, working + trained) };
+        let encoding = (encoding_bytes + leaves).saturating_sub(later);
+        let components = [
+            Component::new("vision tower", stays, "the model, data.image_cache_gib"),
+            Component::new("images being encoded", encoding, "the model, data.image_max_pixels"),
+        ];
+        components.into_iter().filter(|component| component.bytes > 0).collect()
+    }
+
     /// What layers keep of the answers of a round that are written at the same time.
     fn answers_bytes(&self) -> usize {
         if self.objective.name != ObjectiveName::Grpo {
             return 0;
         }
         // What the model has seen of episodes that wait for an environment is kept.
-        let most = MOST_TEXTS * if self.objective.environment.is_set() { 2 } else { 1 };
+        let most = most_texts(self.place) * if self.objective.environment.is_set() { 2 } else { 1 };
         let num_answers = most.min(self.sequences() * self.gradient_accumulation_steps);
         num_answers * text_bytes(self.config, self.activation_bytes(), self.row_length)
     }
@@ -400,5 +415,38 @@ mod tests {
         let in_steps = bytes(&parked, "rows in the queue") + (4 << 30) + bytes(&parked, "adapters being saved");
         assert_eq!(parked.peak_bytes, (1 << 30) + in_steps);
         assert_eq!(Workload { place: place_on(DeviceKind::Cpu), ..on_gpu }.host_plan(), None);
+    }
+
+    #[test]
+    fn what_is_seen_of_images_is_held_by_every_micro_batch() {
+        let (mut config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
+        config.num_deepstack_layers = 3;
+        let images = ImageMemory { tokens: vec![80, 20, 7, 5], ..ImageMemory::default() };
+        let more = |change: &dyn Fn(&mut Workload<'_>)| {
+            let mut text = Workload { gradient_accumulation_steps: 2, ..workload(&config, &selection) };
+            change(&mut text);
+            Workload { images: &images, ..text.clone() }.plan().peak_bytes - text.plan().peak_bytes
+        };
+        let of_token = (1 + 3) * 576 * 4;
+        // Two rows at a time: at most those with most.
+        assert_eq!(more(&|_| {}), 100 * of_token);
+        assert_eq!(more(&|text| text.layered_accumulation = true), 2 * 100 * of_token);
+        assert_eq!(more(&|text| text.rows = 1), 80 * of_token);
+        assert_eq!(more(&|text| (text.rows, text.row_length) = (1, 64)), 64 * of_token);
+        assert_eq!(more(&|text| text.is_packed = true), 112 * of_token);
+    }
+
+    #[test]
+    fn a_tower_that_stays_is_beside_every_step_and_one_that_goes_only_where_a_step_takes_less() {
+        let (config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
+        let more = |tower_bytes, encoding_bytes, has_unkept| {
+            let images = ImageMemory { tokens: vec![1], tower_bytes, encoding_bytes, has_unkept };
+            let text = workload(&config, &selection);
+            let [with, without] = [Workload { images: &images, ..text.clone() }, text].map(|of| of.plan());
+            with.peak_bytes - without.peak_bytes - 576 * 4
+        };
+        assert_eq!([more(1 << 20, 5, false), more(1 << 20, 5, true)], [0, 1 << 20]);
+        // Adapters, their gradients and moments are there already when an image is encoded in a step.
+        assert_eq!(more(0, 1 << 40, true) - more(1 << 40, 0, false), 4 * 4 * 4_884_480);
     }
 }

@@ -1,7 +1,7 @@
 //! The settings that determine the memory of a step, and the sizes that follow from them alone.
 
 use super::images::ImageMemory;
-use crate::config::{FileType, GradientCheckpointing, ObjectiveConfig, OptimizerConfig, Precision};
+use crate::config::{FileType, GradientCheckpointing, ObjectiveConfig, ObjectiveName, OptimizerConfig, Precision};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::model::Storage;
 use crate::model::budget::{SizedBy, SublayerSizes};
@@ -127,6 +127,21 @@ impl Workload<'_> {
             let sizes = sublayers.fold(SublayerSizes::default(), SublayerSizes::and);
             SublayerSizes { kept: sizes.kept + ranks, ..sizes }
         })
+    }
+
+    /// Tokens of images in a micro-batch, at most.
+    fn image_tokens(&self) -> usize {
+        let ImageMemory { tokens, .. } = self.images;
+        // As many rows as fit are packed into one.
+        let num_rows = if self.is_packed { tokens.len() } else { self.rows };
+        let copies = if self.objective.name == ObjectiveName::Grpo { self.objective.num_generations } else { 1 };
+        (copies * tokens.iter().take(num_rows).sum::<usize>()).min(self.tokens())
+    }
+
+    /// Bytes of what is seen of the images of a micro-batch: in place of their embeddings, and what the first blocks add.
+    pub(super) fn image_bytes(&self) -> usize {
+        let ModelConfig { hidden_size, num_deepstack_layers, .. } = *self.config;
+        self.image_tokens() * (1 + num_deepstack_layers) * hidden_size * self.activation_bytes()
     }
 }
 
