@@ -1,6 +1,8 @@
-//! Prompt lookup (Saxena, 2023): what a text goes on with is guessed from what stood behind its last tokens where it had them before.
+//! Prompt lookup (Saxena, 2023): where the last tokens of a text stood in it before, those that followed there are a guess of the
+//! next ones.
 //!
-//! A pass computes the guess with the next token, and as much of it is taken as was drawn: the text is the same, in fewer passes.
+//! A pass computes the guess together with the next token. Guessed tokens are kept as long as they are the ones that are drawn, so
+//! the text is the same, in fewer passes.
 
 use crate::images::is_of_image;
 
