@@ -115,12 +115,13 @@ fn numbers_of_special_purposes_are_not_public() {
     assert!(public.iter().all(is_public));
 }
 
-/// Answers every request with bytes that never end, so many at a time, with a pause behind each.
+/// Answers every request, once it is there, with bytes that never end, so many at a time, with a pause behind each.
 fn endless(bytes: usize, pause: Duration) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         let answer = |mut stream: TcpStream| -> io::Result<()> {
+            assert!(stream.read(&mut [0; 1 << 10])? > 0, "no request");
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
             loop {
                 stream.write_all(&vec![0; bytes])?;
