@@ -16,7 +16,8 @@ use crate::data::tokenizer::Tokenizer;
 use crate::lora::AdapterSet;
 use crate::model::Model;
 use crate::model::budget::text_bytes;
-use crate::model::decode::{NextTokens, Sequence, most_texts, next_logits};
+use crate::model::decode::{NextTokens, Sequence, next_logits};
+use crate::ops::cpu::MOST_TEXTS;
 use crate::ops::draw::{Draw, Drawn, LOGITS, draw};
 use crate::util::faults;
 
@@ -94,7 +95,7 @@ pub struct TextBatch<'a> {
     ended: Option<Vec<(u64, Sequence)>>,
 }
 
-/// Texts that are written together without asking for memory.
+/// Texts that are written together without asking for memory, and tokens of a pass on the CPU that take hardly longer than one.
 const SEVERAL: usize = 16;
 /// Texts beside which tokens are guessed: with few, a pass of some tokens more takes hardly longer.
 const FEW: usize = 8;
@@ -136,7 +137,7 @@ impl<'a> TextBatch<'a> {
         self.ended.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// On a device up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
+    /// Up to 64 texts in place of 16, if they and one more fit into this memory when they are as long as they may become.
     #[must_use]
     pub fn within(self, memory_bytes: Option<u64>) -> Self {
         Self { memory_bytes, ..self }
@@ -154,8 +155,7 @@ impl<'a> TextBatch<'a> {
     pub fn has_room(&self) -> bool {
         let bytes = || self.texts.iter().map(|text| text.most_bytes as u64);
         let fits = |memory| bytes().sum::<u64>() + bytes().max().unwrap_or_default() <= memory;
-        self.texts.len() < most_texts(self.model.place())
-            && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
+        self.texts.len() < MOST_TEXTS && (self.texts.len() < SEVERAL || self.memory_bytes.is_some_and(fits))
     }
 
     /// Whether no text is being written.
@@ -273,7 +273,7 @@ impl<'a> TextBatch<'a> {
     fn next_of(&self, text: &Text<'_>) -> Vec<u32> {
         let seen = text.sequence.token_ids();
         let left = self.model.config.max_position_embeddings.saturating_sub(seen.len() + 1);
-        let at_once = most_texts(self.model.place()) / self.texts.len();
+        let at_once = if self.model.place().is_host() { SEVERAL } else { MOST_TEXTS } / self.texts.len();
         let most = text.most_guessed.min(left).min(at_once.saturating_sub(1));
         let is_guessed = self.texts.len() <= FEW && self.only_draws() && text.sequence.can_go_back(self.model);
         let guessed = if is_guessed { guess(seen, text.token, most) } else { &[] };

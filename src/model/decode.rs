@@ -10,16 +10,8 @@ use super::context::BlockContext;
 use super::embed::{Embedded, Tokens};
 use super::mixing::{InCaches, LayerCache, rows_of_texts};
 use crate::lora::{AdapterSet, BlockAdapters};
-use crate::ops::cpu::FEW_TOKENS;
 use crate::ops::kernels::{self, Place};
 use crate::spec::{Attention, Block};
-
-/// Most texts that are written in one pass. On the CPU, with more, the products of a pass would not be those of each text alone.
-#[must_use]
-pub fn most_texts(place: Place) -> usize {
-    const ON_DEVICE: usize = 64;
-    if place.is_host() { FEW_TOKENS } else { ON_DEVICE }
-}
 
 /// The tokens of a text that a model has seen, with what its layers keep of them.
 #[derive(Clone, Debug)]
@@ -93,7 +85,7 @@ pub struct NextTokens<'a> {
     pub sequence: &'a mut Sequence,
     /// The adapters; [`AdapterSet::none`] for the base model alone.
     pub adapters: &'a AdapterSet,
-    /// One token or more; where there are several parts, at most [`most_texts`] in all.
+    /// One token or more; where there are several parts, at most [`MOST_TEXTS`](crate::ops::cpu::MOST_TEXTS) in all.
     pub token_ids: &'a [u32],
     /// The logits after so many of its last tokens are wanted.
     pub num_logits: usize,
@@ -142,7 +134,9 @@ fn keys_depend_on_length(model: &Model) -> bool {
 
 fn logits_of_last(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     let lengths: Vec<usize> = parts.iter().map(|part| part.token_ids.len()).collect();
-    let x = last_block(model, parts, &lengths);
+    let place = model.place();
+    let place = place.of_texts().filter(|_| parts.len() > 1).unwrap_or(place);
+    let x = last_block(model, place, parts, &lengths);
     let num_logits: Vec<usize> = parts.iter().map(|part| part.num_logits).collect();
     let mut end = 0;
     let lasts = lengths.iter().zip(&num_logits).map(|(length, wanted)| {
@@ -151,16 +145,16 @@ fn logits_of_last(model: &Model, parts: &mut [NextTokens<'_>]) -> Tensor<2> {
     });
     let last = if lengths == num_logits { x.clone() } else { Tensor::cat(lasts.collect(), 0) };
     let norm = parts.first().map_or_else(|| model.norm.clone(), |part| model.own_norm(part.adapters));
-    let (normed, _) = norm.forward(model.place(), &last, model.config.rms_norm_eps);
+    let (normed, _) = norm.forward(place, &last, model.config.rms_norm_eps);
     let of_rows = |(texts, adapters): (Range<usize>, &AdapterSet)| {
         let normed = normed.clone().narrow(0, texts.start, texts.len());
-        model.own_head(adapters).head().logits(model.place(), &normed)
+        model.own_head(adapters).head().logits(place, &normed)
     };
     Tensor::cat(by_token_rows(parts, &num_logits).into_iter().map(of_rows).collect(), 0)
 }
 
 /// The output of the last block for the new tokens, `[tokens, hidden_size]`.
-fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) -> Tensor<2> {
+fn last_block(model: &Model, place: Place, parts: &mut [NextTokens<'_>], lengths: &[usize]) -> Tensor<2> {
     let is_start = matches!(parts, [part] if part.sequence.num_tokens() == 0);
     let token_ids: Vec<u32> = parts.iter().flat_map(|part| part.token_ids).copied().collect();
     let position_of = |part: &NextTokens<'_>| {
@@ -169,7 +163,6 @@ fn last_block(model: &Model, parts: &mut [NextTokens<'_>], lengths: &[usize]) ->
     };
     let positions: Vec<u32> =
         parts.iter().flat_map(position_of).map(|position| u32::try_from(position).unwrap_or(u32::MAX)).collect();
-    let place = model.place();
     let mut start = 0;
     let continued = parts.iter().zip(lengths).map(|(part, length)| {
         start += length;
@@ -470,23 +463,24 @@ mod tests {
             let (model, adapters) = fixture_of(&lora, &config, Dtype::F32, &device);
             let (base, mut others) = (AdapterSet::none(model.blocks.len()), adapters.clone());
             others.iter_mut().for_each(|adapter| adapter.scale *= -2.0);
-            let sets = [&base, &adapters, &adapters, &others, &base];
-            let prompts: [&[u32]; 5] = [&[1], &[2, 3, 4], &[5, 6], &[7, 8, 9, 10], &[2, 3]];
+            // More than are multiplied as a few.
+            let sets = [&base, &adapters, &adapters, &others, &base].repeat(4);
+            let prompts = [&[1][..], &[2, 3, 4], &[5, 6], &[7, 8, 9, 10], &[2, 3]].repeat(4);
             let start = || {
                 let mut sequences: Vec<Sequence> = prompts.iter().map(|_| Sequence::new(&model)).collect();
-                for ((sequence, adapters), prompt) in sequences.iter_mut().zip(sets).zip(prompts) {
+                for ((sequence, adapters), prompt) in sequences.iter_mut().zip(&sets).zip(&prompts) {
                     let _ = one(&model, sequence, adapters, prompt);
                 }
                 sequences
             };
             let mut sequences = start();
-            let parts = sequences.iter_mut().zip(sets);
+            let parts = sequences.iter_mut().zip(&sets);
             let mut parts: Vec<_> = parts
                 .map(|(sequence, adapters)| NextTokens { sequence, adapters, token_ids: &[11], num_logits: 1 })
                 .collect();
             let together = values(next_logits(&model, &mut parts));
             let rows = together.chunks(model.config.vocab_size);
-            for (((sequence, adapters), together), prompt) in start().iter_mut().zip(sets).zip(rows).zip(prompts) {
+            for (((sequence, adapters), together), prompt) in start().iter_mut().zip(&sets).zip(rows).zip(&prompts) {
                 let alone = one(&model, sequence, adapters, &[11]);
                 let worst = alone.iter().zip(together).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(worst <= tolerance, "{prompt:?}: {worst}");

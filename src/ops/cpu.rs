@@ -43,7 +43,7 @@ pub(in crate::ops) use dropout::FACTORS;
 pub use dropout::{Dropout, dropout, mix};
 pub use dynamic::{Nearest, dynamic_table};
 pub use encode::{ENCODED, Overflow, encode, encode_codes};
-pub use few_tokens::FEW_TOKENS;
+pub use few_tokens::MOST_TEXTS;
 pub use linear::{linear, linear_backward_input};
 pub use lora::{add_low_rank, lora_linear, lora_linear_backward};
 pub use norm::{rms_norm, rms_norm_backward};

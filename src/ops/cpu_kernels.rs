@@ -34,11 +34,17 @@ use crate::util::cancel;
 pub(super) struct Cpu {
     /// Whether attention rounds its operands, as products with frozen weights do that [round](Weight::rounds).
     pub(super) rounds: bool,
+    /// Whether tokens are of as many [texts](Weight::of_texts).
+    pub(super) of_texts: bool,
 }
 
 impl Properties for Cpu {
     fn with_rounding(&self, rounds: bool) -> Option<Place> {
-        Some(if rounds { &Self { rounds: true } } else { &Self { rounds: false } })
+        Some(if rounds { &Self { rounds: true, of_texts: false } } else { &Self { rounds: false, of_texts: false } })
+    }
+
+    fn of_texts(&self) -> Option<Place> {
+        Some(if self.rounds { &Self { rounds: true, of_texts: true } } else { &Self { rounds: false, of_texts: true } })
     }
 
     fn is_host(&self) -> bool {
@@ -98,6 +104,7 @@ impl Linears for Cpu {
         let Layer { weight, lora } = layer;
         let ([tokens, in_features], [out_features, _], device) = (x.dims(), weight.dims(), x.device());
         let (x, w) = (host::view(x), HostWeight::new(weight));
+        let w = w.get().of_texts(self.of_texts);
         let accumulate = residual.is_some() || weight.bias.is_some();
         let sum = residual.unwrap_or_else(|| zeros([tokens, out_features], &device));
         let mut xa = None;
@@ -109,11 +116,11 @@ impl Linears for Cpu {
                 }
             }
             match lora {
-                None => cpu::linear(&x, w.get(), in_features, out_features, y, accumulate),
+                None => cpu::linear(&x, w, in_features, out_features, y, accumulate),
                 Some(lora) => {
                     let mut values = vec![0.0; tokens * rank(lora)];
                     with_slices(lora, |lora| {
-                        cpu::lora_linear(&x, w.get(), lora, in_features, out_features, y, accumulate, &mut values);
+                        cpu::lora_linear(&x, w, lora, in_features, out_features, y, accumulate, &mut values);
                     });
                     xa = Some(host::tensor(values, [tokens, rank(lora)], &device));
                 }
@@ -165,9 +172,10 @@ impl Linears for Cpu {
         let Layer { weight, lora: Some(lora) } = layer else { return y };
         let ([out_features, in_features], x) = (weight.dims(), host::view(x));
         let x = &x[rows.start * in_features..rows.end * in_features];
+        let like = cpu::Weight::f32(&[]).rounding(weight.rounds).of_texts(self.of_texts);
         host::update(y, |y| {
             let y = &mut y[rows.start * out_features..rows.end * out_features];
-            with_slices(lora, |lora| cpu::add_low_rank(x, lora, weight.rounds, in_features, out_features, y));
+            with_slices(lora, |lora| cpu::add_low_rank(x, lora, like, in_features, out_features, y));
         })
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::draft::Draft;
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
-use super::program::functions;
+use super::program::{functions as functions_of, takes};
 use super::trainer::Trainer;
 
 /// Whether it is one.
@@ -34,7 +34,11 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
              trains a model"
                 .into(),
         ),
-        "reward_funcs" if !is_off(value) => READ,
+        "reward_funcs" | "environment_factory" | "tools" if !is_off(value) => READ,
+        // Answers that follow one; here all are counted.
+        "max_tool_calling_iterations" if value.is_u64() => {
+            Set(vec![("objective.environment.max_turns".into(), value.as_i64().map_or(MAX_TURNS, |turns| MAX_TURNS.min(turns + 1)).into())])
+        }
         "reward_model_name_or_path" if !is_off(value) => {
             Lost("a function that asks the model gives its scores; `lora-train help preferences` has both".into())
         }
@@ -95,6 +99,9 @@ const NAME: &str = "objective.name";
 /// The file of functions that are in none.
 const REWARDS_FILE: &str = "rewards.py";
 
+/// Most answers of an episode here.
+const MAX_TURNS: i64 = 1024;
+
 /// TRL's default.
 const MAX_COMPLETION_LENGTH: i64 = 512;
 
@@ -110,20 +117,17 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
     if draft.get("objective.max_completion_length").is_none() {
         draft.set("objective.max_completion_length", MAX_COMPLETION_LENGTH, comment);
     }
-    let names = match value(from, "reward_funcs") {
-        Some(Value::String(name)) => vec![name.as_str()],
-        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
-    };
-    let weights = value(from, "reward_weights").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let own = from_own_file(from);
+    let wanted = Wanted::of(from);
+    // Functions that judge environments are called where these are.
+    let file = own.filter(|_| wanted.scores.is_empty()).unwrap_or_else(|| REWARDS_FILE.into());
+    let of_module =
+        |module: &str| if module.is_empty() { file.clone() } else { format!("{}.py", module.replace('.', "/")) };
     // Those of one file are one section.
     let mut sections: Vec<(String, Vec<toml::Value>, Vec<toml::Value>)> = Vec::new();
-    for index in 0..names.len().max(weights.len()).max(1) {
-        let name = names.get(index).copied().map_or_else(|| format!("reward_func_{}", index + 1), str::to_owned);
-        let (module, function) = name.rsplit_once(['.', '/']).unwrap_or(("", &name));
-        let own = || from_own_file(from).unwrap_or_else(|| REWARDS_FILE.into());
-        let file = if module.is_empty() { own() } else { format!("{}.py", module.replace('.', "/")) };
-        let weight = weights.get(index).and_then(Value::as_f64);
+    for (name, weight) in &wanted.rewards {
+        let (module, function) = name.rsplit_once(['.', '/']).unwrap_or(("", name));
+        let file = of_module(module);
         let at = sections.iter().position(|(other, ..)| *other == file).unwrap_or_else(|| {
             sections.push((file, Vec::new(), Vec::new()));
             sections.len() - 1
@@ -131,32 +135,110 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
         sections[at].1.push(function.into());
         sections[at].2.extend(weight.map(toml::Value::Float));
     }
-    for (index, (file, functions, weights)) in sections.into_iter().enumerate() {
+    let of_file = sections.iter().find(|(name, ..)| *name == file).map_or(&[][..], |(_, functions, _)| functions);
+    let to_write = "TO WRITE: these functions, or choose a rule in place of them";
+    let comment = match wanted.written(from, of_file.iter().filter_map(toml::Value::as_str)) {
+        _ if Path::new(&file).exists() => "",
+        Some(text) if file == REWARDS_FILE => {
+            draft.files.push((file.clone(), text));
+            "the functions of the program, with what they use: look it over"
+        }
+        _ => to_write,
+    };
+    for (index, (of_section, functions, weights)) in sections.into_iter().enumerate() {
         let key = |key: &str| format!("objective.reward.{index}.{key}");
-        let names: Vec<&str> = functions.iter().filter_map(toml::Value::as_str).collect();
-        let comment = match from.said.program.as_ref().and_then(|program| of_program(program, &names)) {
-            _ if Path::new(&file).exists() => "",
-            Some(text) if file == REWARDS_FILE => {
-                draft.files.push((file.clone(), text));
-                "the functions of the program, with what they use: look it over"
-            }
-            _ => "TO WRITE: these functions, or choose a rule in place of them",
+        let comment = match &of_section {
+            own if *own == file => comment,
+            other if Path::new(other).exists() => "",
+            _ => to_write,
         };
         draft.set(key("kind"), "python", "");
-        draft.set(key("file"), file, comment);
+        draft.set(key("file"), of_section, comment);
         if weights.len() == functions.len() {
             draft.set(key("weights"), toml::Value::Array(weights), "reward_weights");
         }
         draft.set(key("functions"), toml::Value::Array(functions), "reward_funcs");
     }
+    wanted.play(file, comment, draft);
 }
 
-/// A file of functions of a program, with what they use.
-fn of_program(program: &str, names: &[&str]) -> Option<String> {
-    let (text, absent) = functions(program, names)?;
-    let absent =
-        absent.iter().map(|name| format!("# TO WRITE: {name}, which something made that loads or trains a model.\n"));
-    Some(absent.collect::<String>() + &text)
+/// What a program gives its trainer of its own.
+struct Wanted<'f> {
+    /// Functions that judge answers, with weights.
+    rewards: Vec<(String, Option<f64>)>,
+    /// Those that judge environments.
+    scores: Vec<(String, Option<f64>)>,
+    /// The class of these.
+    class: Option<&'f str>,
+    tools: Vec<&'f str>,
+}
+
+impl<'f> Wanted<'f> {
+    fn of(from: &'f Foreign) -> Self {
+        let names = |key: &str| match value(from, key) {
+            Some(Value::String(name)) => vec![name.as_str()],
+            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+            _ => Vec::new(),
+        };
+        let (class, functions) = (names("environment_factory").first().copied(), names("reward_funcs"));
+        let weights = value(from, "reward_weights").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let name = |index: usize| {
+            functions.get(index).map_or_else(|| format!("reward_func_{}", index + 1), |name| (*name).to_owned())
+        };
+        let num_rewards = functions.len().max(weights.len()).max(usize::from(class.is_none()));
+        let rewards = (0..num_rewards).map(|index| (name(index), weights.get(index).and_then(Value::as_f64)));
+        let judges_class = |(name, _): &(String, Option<f64>)| {
+            class.is_some() && from.said.program.as_ref().is_some_and(|program| takes(program, name, "environments"))
+        };
+        let (scores, rewards) = rewards.partition(judges_class);
+        Self { rewards, scores, class, tools: names("tools") }
+    }
+
+    /// The class whose instances are played: with functions that judge environments one that calls them, named after theirs.
+    fn played(&self) -> Option<String> {
+        self.class.map(|class| if self.scores.is_empty() { class.to_owned() } else { format!("Judged{class}") })
+    }
+
+    /// A file of these and of functions that judge answers, with what they use.
+    fn written<'n>(&'n self, from: &Foreign, functions: impl Iterator<Item = &'n str>) -> Option<String> {
+        let scores = self.scores.iter().map(|(name, _)| name.as_str());
+        let names: Vec<&str> = functions.chain(scores).chain(self.class).chain(self.tools.iter().copied()).collect();
+        let (text, absent) = functions_of(from.said.program.as_ref()?, &names)?;
+        let absent = absent
+            .iter()
+            .map(|name| format!("# TO WRITE: {name}, which something made that loads or trains a model.\n"));
+        let score = |(name, weight): &(String, Option<f64>)| {
+            weight.map_or_else(String::new, |weight| format!("{weight:?} * ")) + name + "(environments=[self])[0]"
+        };
+        let own = text.contains("def get_reward(").then(|| "super().get_reward()".to_owned());
+        let sum = own.into_iter().chain(self.scores.iter().map(score)).collect::<Vec<_>>().join(" + ");
+        let judged = self.played().zip(self.class).filter(|_| !self.scores.is_empty()).map(|(played, class)| {
+            format!("\n\nclass {played}({class}):\n    def get_reward(self):\n        return {sum}\n")
+        });
+        Some(absent.collect::<String>() + &text + &judged.unwrap_or_default())
+    }
+
+    /// Episodes with the class and the tools of a file.
+    fn play(&self, file: String, comment: &str, draft: &mut Draft) {
+        if self.class.is_none() && self.tools.is_empty() {
+            return;
+        }
+        let key = |key: &str| format!("objective.environment.{key}");
+        draft.set(key("python"), file, comment);
+        if let Some(class) = self.played() {
+            draft.set(key("class"), class, "environment_factory");
+        }
+        if !self.tools.is_empty() {
+            draft.set(
+                key("tools"),
+                self.tools.iter().map(|name| (*name).into()).collect::<Vec<toml::Value>>(),
+                "tools",
+            );
+        }
+        if draft.get(&key("max_turns")).is_none() {
+            draft.set(key("max_turns"), MAX_TURNS, "TRL's default is no limit");
+        }
+    }
 }
 
 /// The program itself, where it has the functions and does nothing more when it is imported.

@@ -8,7 +8,7 @@ use super::said::{Said, is_of_training};
 mod functions;
 mod tokens;
 
-pub(super) use functions::functions;
+pub(super) use functions::{functions, takes};
 use tokens::{Token, tokens};
 
 /// Arguments that are objects of a program: they say nothing that a recipe has.
@@ -18,9 +18,12 @@ const OBJECTS: &[&str] = &[
     "preprocess_logits_for_metrics", "token", "config", "model_init_kwargs", "features",
 ];
 
+/// Arguments that are functions and classes of a program, by their names.
+const FUNCTIONS: &[&str] = &["reward_funcs", "environment_factory", "tools"];
+
 /// What is said in a program.
 pub(super) fn of_program(text: &str) -> Said {
-    let mut reader = Reader { tokens: tokens(text), known: Map::new(), said: Said::default() };
+    let mut reader = Reader { tokens: tokens(text), known: Map::new(), listed: Map::new(), said: Said::default() };
     reader.read();
     reader.said.program = Some(text.to_owned());
     reader.said
@@ -56,6 +59,8 @@ struct Reader {
     tokens: Vec<Token>,
     /// Values of names that were assigned to.
     known: Map<String, Value>,
+    /// Names in lists that were assigned to a name.
+    listed: Map<String, Value>,
     said: Said,
 }
 
@@ -76,6 +81,8 @@ impl Reader {
             } else if is_start && let ([name], Some(value)) = (&path[..], assigned(rest)) {
                 if let Some(value) = self.literal(value) {
                     self.known.insert((*name).to_owned(), value);
+                } else if let Some(names) = names(value) {
+                    self.listed.insert((*name).to_owned(), names);
                 }
                 at += after;
             } else if is_start
@@ -179,13 +186,16 @@ impl Reader {
     /// Takes the arguments of a call, but for those that are objects.
     fn keys(&mut self, named: &[(&str, &[Token])], read: &[&str]) {
         for (name, value) in named.iter().filter(|(name, _)| !read.contains(name) && *name != "token") {
-            let functions = || Some(Value::Array(elements(value)?.iter().filter_map(|item| last_name(item)).collect()));
+            let known = || {
+                last_name(value)
+                    .map(|name| name.as_str().and_then(|name| self.listed.get(name).cloned()).unwrap_or(name))
+            };
             match self.literal(value) {
                 Some(literal) => self.said.key(name, literal),
-                None if *name == "reward_funcs" => {
-                    if let Some(names) = functions().or_else(|| last_name(value)) {
-                        self.said.key(name, names);
-                    }
+                None if FUNCTIONS.contains(name)
+                    && let Some(names) = names(value).or_else(known) =>
+                {
+                    self.said.key(name, names);
                 }
                 None if OBJECTS.contains(name) => {}
                 None => self.said.unknown.push((*name).to_owned()),
@@ -426,6 +436,11 @@ fn split(tokens: &[Token]) -> Vec<&[Token]> {
     parts.push(&tokens[from..]);
     parts.retain(|part| !part.is_empty());
     parts
+}
+
+/// The names in a list of functions.
+fn names(tokens: &[Token]) -> Option<Value> {
+    elements(tokens)?.into_iter().map(last_name).collect::<Option<_>>().map(Value::Array)
 }
 
 /// The name of a function.

@@ -21,7 +21,10 @@ mod words;
 use words::{Bf16Pair, F16Pair, SingleWord, WeightWord, WordKind};
 
 /// Most tokens of a product that is computed here; with more, packed weights pay.
-pub const FEW_TOKENS: usize = 16;
+pub(super) const FEW_TOKENS: usize = 16;
+
+/// The same where the tokens are of as many texts, and each has the bits that it has alone.
+pub const MOST_TEXTS: usize = 64;
 
 /// Rows of the weight that are multiplied at the same time, so that a value of `x` is loaded once for all of them.
 const ROWS: usize = 4;
@@ -191,7 +194,7 @@ fn fetch_after(place: *const u32) {
     let _ = words;
 }
 
-/// [`linear`](super::linear::linear) of one to [`FEW_TOKENS`] tokens.
+/// [`linear`](super::linear::linear) of a few tokens.
 pub(super) fn linear_of_few(x: &[f32], w: Weight<'_>, in_features: usize, y: &mut [f32], accumulate: bool) {
     let tokens = x.len() / in_features;
     if tokens == 1 && !accumulate {
@@ -334,10 +337,11 @@ mod tests {
                 w.iter().map(|w| (bf16::from_f32(*w), f16::from_f32(*w))).unzip();
             for weight in [Weight::f32(&w), Weight::bf16(&halves), Weight::f16(&small)] {
                 for (weight, accumulate) in [(weight, false), (weight, true), (weight.rounding(true), false)] {
-                    for tokens in [2, 3, 4, 7, FEW_TOKENS] {
+                    for tokens in [2, 3, 4, 7, FEW_TOKENS, 33, MOST_TEXTS] {
                         let x = random(tokens * in_features, 2);
                         let mut together = vec![0.5; tokens * out_features];
-                        linear(&x, weight, in_features, out_features, &mut together, accumulate);
+                        let of_texts = weight.of_texts(true);
+                        linear(&x, of_texts, in_features, out_features, &mut together, accumulate);
                         for (x, together) in x.chunks(in_features).zip(together.chunks(out_features)) {
                             let mut alone = vec![0.5; out_features];
                             linear(x, weight, in_features, out_features, &mut alone, accumulate);

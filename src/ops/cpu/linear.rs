@@ -1,6 +1,6 @@
 //! Products with frozen weights.
 
-use super::few_tokens::{FEW_TOKENS, linear_of_few};
+use super::few_tokens::linear_of_few;
 use super::gemm::{Right, Term, gemm};
 use super::weight::Weight;
 
@@ -19,7 +19,7 @@ pub fn linear(x: &[f32], w: Weight<'_>, in_features: usize, out_features: usize,
         w.num_elements(),
         y.len()
     );
-    if (1..=FEW_TOKENS).contains(&tokens) {
+    if (1..=w.few()).contains(&tokens) {
         return linear_of_few(x, w, in_features, y, accumulate);
     }
     let b = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };

@@ -1,6 +1,5 @@
 //! The LoRA linear layer (Hu et al. 2021): a frozen weight and a trained low-rank term.
 
-use super::few_tokens::FEW_TOKENS;
 use super::gemm::{Right, Term, gemm};
 use super::linear::linear;
 use super::over_tokens::{OverTokens, add_over_tokens};
@@ -63,10 +62,11 @@ pub fn lora_linear(
         w.num_elements(),
         y.len()
     );
-    lora.with_input(x, in_features, |input| linear(input, Weight::f32(lora_a), in_features, rank, xa, false));
-    if tokens <= FEW_TOKENS {
+    let a = Weight::f32(lora_a).of_texts(w.of_texts);
+    lora.with_input(x, in_features, |input| linear(input, a, in_features, rank, xa, false));
+    if tokens <= w.few() {
         linear(x, w, in_features, out_features, y, accumulate);
-        return add_scaled(xa, scale, Weight::f32(lora_b).rounding(w.rounds), rank, out_features, y);
+        return add_scaled(xa, scale, like(lora_b, w), rank, out_features, y);
     }
     let base = Right { weight: w, stride: in_features, transposed: true, factor: 1.0 };
     let low_rank = Right { weight: Weight::f32(lora_b), stride: rank, transposed: true, factor: scale };
@@ -74,15 +74,15 @@ pub fn lora_linear(
     gemm(tokens, out_features, y, Term { a: x, k: in_features, b: base }, Some(low_rank), accumulate);
 }
 
-/// The low-rank term of [`lora_linear`] without dropout, added to `y`: for up to [`FEW_TOKENS`] tokens to the bit what
-/// [`lora_linear`] adds. `rounds` is that of the base weight.
+/// The low-rank term of [`lora_linear`] without dropout, added to `y`: for a few tokens to the bit what [`lora_linear`] adds.
+/// `w`: a weight that is multiplied as that of the layer.
 ///
 /// # Shapes
 /// As in [`lora_linear`].
 pub fn add_low_rank(
     x: &[f32],
     lora: Lora<&[f32]>,
-    rounds: bool,
+    w: Weight<'_>,
     in_features: usize,
     out_features: usize,
     y: &mut [f32],
@@ -91,9 +91,14 @@ pub fn add_low_rank(
     let (tokens, rank) = (x.len() / in_features.max(1), a.len() / in_features.max(1));
     with_scratch(tokens * rank, |xa| {
         lora.check(tokens, in_features, out_features, xa.len());
-        linear(x, Weight::f32(a), in_features, rank, xa, false);
-        add_scaled(xa, lora.scale as f32, Weight::f32(b).rounding(rounds), rank, out_features, y);
+        linear(x, Weight::f32(a).of_texts(w.of_texts), in_features, rank, xa, false);
+        add_scaled(xa, lora.scale as f32, like(b, w), rank, out_features, y);
     });
+}
+
+/// A matrix that is multiplied as `w` is.
+fn like<'a>(values: &'a [f32], w: Weight<'_>) -> Weight<'a> {
+    Weight::f32(values).rounding(w.rounds).of_texts(w.of_texts)
 }
 
 /// `y += scale * xa b^T`, for a few tokens.

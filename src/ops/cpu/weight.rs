@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::blocks::Blocks;
 use super::codes::Codes;
+use super::few_tokens::{FEW_TOKENS, MOST_TEXTS};
 use crate::device::has_bf16_products;
 
 /// A frozen weight `[out_features, in_features]`: as it is stored, and how it is multiplied with.
@@ -11,6 +12,7 @@ use crate::device::has_bf16_products;
 pub struct Weight<'a> {
     pub(super) values: Values<'a>,
     pub(super) rounds: bool,
+    pub(super) of_texts: bool,
 }
 
 /// Elements in their storage type.
@@ -27,31 +29,31 @@ impl<'a> Weight<'a> {
     /// Stored as 32-bit floats, multiplied in `f32`.
     #[must_use]
     pub fn f32(values: &'a [f32]) -> Self {
-        Self { values: Values::F32(values), rounds: false }
+        Self { values: Values::F32(values), rounds: false, of_texts: false }
     }
 
     /// Stored as bfloat16, multiplied in `f32`.
     #[must_use]
     pub fn bf16(values: &'a [bf16]) -> Self {
-        Self { values: Values::Bf16(values), rounds: false }
+        Self { values: Values::Bf16(values), rounds: false, of_texts: false }
     }
 
     /// Stored in IEEE half precision, multiplied in `f32`.
     #[must_use]
     pub fn f16(values: &'a [f16]) -> Self {
-        Self { values: Values::F16(values), rounds: false }
+        Self { values: Values::F16(values), rounds: false, of_texts: false }
     }
 
     /// Stored as codes, multiplied in `f32`.
     #[must_use]
     pub fn codes(values: Codes<'a>) -> Self {
-        Self { values: Values::Codes(values), rounds: false }
+        Self { values: Values::Codes(values), rounds: false, of_texts: false }
     }
 
     /// Stored as blocks, multiplied in `f32`.
     #[must_use]
     pub fn blocks(values: Blocks<'a>) -> Self {
-        Self { values: Values::Blocks(values), rounds: false }
+        Self { values: Values::Blocks(values), rounds: false, of_texts: false }
     }
 
     /// With `rounds`, both operands of a product are rounded to bfloat16 where the processor [multiplies such
@@ -63,6 +65,17 @@ impl<'a> Weight<'a> {
 }
 
 impl Weight<'_> {
+    /// Products of up to [`MOST_TEXTS`] tokens, and not [`FEW_TOKENS`], have the bits that each token has alone.
+    #[must_use]
+    pub fn of_texts(self, of_texts: bool) -> Self {
+        Self { of_texts, ..self }
+    }
+
+    /// Most tokens that have the bits that each has alone.
+    pub(super) fn few(&self) -> usize {
+        if self.of_texts { MOST_TEXTS } else { FEW_TOKENS }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn num_elements(&self) -> usize {

@@ -27,6 +27,12 @@ pub trait Properties: Debug + Send + Sync {
         None
     }
 
+    /// This place for the next tokens of up to [`MOST_TEXTS`](crate::ops::cpu::MOST_TEXTS) texts, each of which gets the bits that it
+    /// gets alone, where that depends on how many they are.
+    fn of_texts(&self) -> Option<Place> {
+        None
+    }
+
     /// Whether its tensors are in host memory, and autodiff does not track them.
     fn is_host(&self) -> bool {
         false

@@ -11,7 +11,7 @@ use super::images::ImageMemory;
 use super::workload::{F32, Workload};
 use crate::config::{FileType, GradientCheckpointing, ObjectiveName, Residency};
 use crate::model::budget::text_bytes;
-use crate::model::decode::most_texts;
+use crate::ops::cpu::MOST_TEXTS;
 
 /// One part of the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -158,7 +158,7 @@ impl Workload<'_> {
             return 0;
         }
         // What the model has seen of episodes that wait for an environment is kept.
-        let most = most_texts(self.place) * if self.objective.environment.is_set() { 2 } else { 1 };
+        let most = MOST_TEXTS * if self.objective.environment.is_set() { 2 } else { 1 };
         let num_answers = most.min(self.sequences() * self.gradient_accumulation_steps);
         num_answers * text_bytes(self.config, self.activation_bytes(), self.row_length)
     }

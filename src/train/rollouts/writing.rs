@@ -12,7 +12,7 @@ use crate::data::dataset::Dataset;
 use crate::generate::{Ending, GenerateError, GenerateOptions, NewText, TextBatch, TextRequest};
 use crate::lora::AdapterSet;
 use crate::measure::figures::Mean;
-use crate::model::decode::most_texts;
+use crate::ops::cpu::MOST_TEXTS;
 use crate::ops::dropout::mix;
 use crate::train::step::TrainStep;
 
@@ -197,7 +197,7 @@ impl Rollouts {
             template,
             max_length: self.max_length,
             // What the model has seen of those that wait is kept.
-            max_open: 2 * most_texts(step.model().place()),
+            max_open: 2 * MOST_TEXTS,
             state: self.state,
         };
         let none = PromptRow::default();

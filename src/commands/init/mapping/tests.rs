@@ -323,6 +323,37 @@ fn configurations_of_grpo_become_objectives_with_their_reward_functions() {
 }
 
 #[test]
+fn environments_of_a_program_are_played_and_judged_by_what_judges_them() {
+    let program = "class Game:\n    def reset(self, **row):\n        self.points = 0.0\n\ndef add(a: int, b: int):\n    return a + b\n\n\
+                   def won(environments, **_):\n    return [game.points for game in environments]\n\n\
+                   def brief(completions, **_):\n    return [0.0 for _ in completions]\n\n";
+    let trainer = "GRPOTrainer('org/m', args=GRPOConfig(reward_weights=[2.0, 0.5], max_tool_calling_iterations=3), \
+                   reward_funcs=[won, brief], environment_factory=Game, tools=[add], peft_config=LoraConfig(r=8))\n";
+    let (found, lost) = mapped("game.py", &format!("{program}{trainer}"));
+    assert_settings(
+        &found,
+        "objective.environment.python='rewards.py' objective.environment.class='JudgedGame' objective.environment.tools=['add'] \
+         objective.environment.max_turns=4 objective.reward.0.functions=['brief'] objective.reward.0.weights=[0.5]",
+    );
+    assert_eq!((lost, found.get("objective.reward.1.kind")), (Vec::new(), None));
+    let written = |trainer: &str| {
+        let foreign = read("game.py", &format!("{program}{trainer}"));
+        Mapping::of(&foreign, &ARGS).draft.files
+    };
+    let judged =
+        "class JudgedGame(Game):\n    def get_reward(self):\n        return 2.0 * won(environments=[self])[0]\n";
+    let expected = format!("{}\n\n\n{judged}", program.trim_end());
+    assert_eq!(written(trainer), [("rewards.py".to_owned(), expected)]);
+
+    let alone = "GRPOTrainer('org/m', environment_factory=Game, peft_config=LoraConfig(r=8))\n";
+    let (found, lost) = mapped("game.py", &format!("{program}{alone}"));
+    assert_settings(&found, "objective.environment.class='Game' objective.environment.max_turns=1024");
+    assert_eq!((lost, found.get("objective.reward.0.kind")), (Vec::new(), None));
+    let expected = "class Game:\n    def reset(self, **row):\n        self.points = 0.0\n";
+    assert_eq!(written(alone), [("rewards.py".to_owned(), expected.to_owned())]);
+}
+
+#[test]
 fn keys_that_would_be_missed_are_taken_or_named() {
     let (found, lost) = mapped(
         "sft.yaml",

@@ -41,6 +41,15 @@ pub(in crate::commands::init) fn functions(program: &str, names: &[&str]) -> Opt
     names.iter().all(is_there).then(|| (kept.iter().map(text).collect::<Vec<_>>().join("\n"), absent))
 }
 
+/// Whether a function of a program has a parameter of this name.
+pub(in crate::commands::init) fn takes(program: &str, function: &str, parameter: &str) -> bool {
+    let of_name = |statement: &Statement| match statement.definition() {
+        Some((at, name)) if name == function => Some(bound(&statement.tokens[at..])),
+        _ => None,
+    };
+    statements(program).iter().rev().find_map(of_name).is_some_and(|names| names.contains(parameter))
+}
+
 /// Cuts a program where a line begins a statement at its margin.
 fn statements(program: &str) -> Vec<Statement> {
     let mut parts: Vec<String> = Vec::new();

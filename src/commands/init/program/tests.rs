@@ -83,6 +83,11 @@ fn other_programs_say_objectives_models_and_rows() {
         of_program("GRPOTrainer(model='org/m', reward_funcs=[exact, mine.form], args=GRPOConfig(num_generations=4))");
     let expected = json!({"model": "org/m", "reward_funcs": ["exact", "form"], "num_generations": 4});
     assert_eq!((Value::Object(said.root), said.objective), (expected, Some("grpo")));
+    let said = of_program(
+        "fs = [form, mine.exact]\nGRPOTrainer('org/m', reward_funcs=fs, environment_factory=games.Game, tools=[add, f(x)])",
+    );
+    let expected = json!({"reward_funcs": ["form", "exact"], "environment_factory": "Game"});
+    assert_eq!((Value::Object(said.root), said.unknown), (expected, vec!["tools".to_owned()]));
     let said = of_program("model, processor = FastVisionModel.from_pretrained('org/vl')");
     assert_eq!(Value::Object(said.root), json!({"model_name": "org/vl"}));
     assert!(of_program("print('a', end='b')\nopen('x', encoding='y'").root.is_empty());
