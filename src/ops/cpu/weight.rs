@@ -65,7 +65,7 @@ impl<'a> Weight<'a> {
 }
 
 impl Weight<'_> {
-    /// Products of up to [`MOST_TEXTS`] tokens, and not [`FEW_TOKENS`], have the bits that each token has alone.
+    /// Products of up to [`MOST_TEXTS`] tokens have the bits that each token has alone, otherwise those of a few.
     #[must_use]
     pub fn of_texts(self, of_texts: bool) -> Self {
         Self { of_texts, ..self }
