@@ -150,7 +150,7 @@ def projections(name: str, values: np.ndarray) -> list[float]:
 
 def auto_class(config):
     """What opens the whole model: some multimodal ones are no causal language models to transformers, or only a part is."""
-    is_causal = type(config) in AutoModelForCausalLM._model_mapping and config.model_type != "qwen3_5"
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping and config.model_type not in ("qwen3_5", "llama4")
     return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
@@ -227,7 +227,7 @@ def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     if lora["target_modules"] == "all-linear" and (refused or hasattr(base.config.get_text_config(), "num_experts_per_tok")):
         # PEFT would adapt experts and what chooses them, too.
         linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear) and not name.endswith(refused)]
-        lora = lora | {"target_modules": [name for name in linears if name != "lm_head" and not (others and re.match(others, name))]}
+        lora = lora | {"target_modules": [name for name in linears if not name.endswith("lm_head") and not (others and re.match(others, name))]}
     config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.0, "bias": "none", "exclude_modules": others, **lora})
     # For Qwen3-Next, PEFT 0.21 takes names of the shared expert and of dense layers for those of experts.
     with mock.patch("peft.utils.transformers_weight_conversion._convert_peft_config_moe"):
@@ -801,6 +801,7 @@ def make_model(args) -> None:
 
 def name_alone(name: str) -> str:
     """The name that a tensor or module of a multimodal model has in its language model alone."""
+    name = re.sub(r"language_model\.(model|lm_head)\.", r"\1.", name, count=1)
     return re.sub(r"model\.(language|text)_model\.", "model.", name, count=1).replace("gpt_neox.", "model.").replace("model.embeddings.", "model.embed_tokens.").replace("model.embed_in.", "model.embed_tokens.")
 
 
@@ -819,6 +820,9 @@ def stored(model_type: str, name: str, tensor: torch.Tensor):
         kind = "bias" if joined.endswith("_bias") else "weight"
         return [(f"{experts}.{index}.{part}.{kind}", expert[..., first::len(parts)].t()) for index, expert in enumerate(tensor)
                 for first, part in enumerate(parts)]
+    if model_type == "llama4":
+        return [(f"{experts}.{index}.{part}.weight", matrix.t()) for index, expert in enumerate(tensor)
+                for part, matrix in zip(parts, expert.chunk(len(parts), 1))]
     has_numbers = model_type in ("mixtral", "minimax_m2", "lfm2_moe")
     names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if has_numbers else {}
     return [(f"{experts}.{index}.{names.get(part, part)}.weight", matrix) for index, expert in enumerate(tensor)

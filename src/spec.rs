@@ -236,7 +236,10 @@ impl ModelConfig {
     /// token to token.
     #[must_use]
     pub fn longest_sharing(&self) -> usize {
-        let of_block = |block: &Block| block.attention().map_or(0, |at| at.heads.window.unwrap_or(usize::MAX));
+        let of_block = |block: &Block| {
+            let heads = block.attention().map(|attention| attention.heads);
+            heads.map_or(0, |heads| heads.window.into_iter().chain(heads.chunk).min().unwrap_or(usize::MAX))
+        };
         self.blocks.iter().map(of_block).min().unwrap_or_default()
     }
 
@@ -321,7 +324,7 @@ pub const LINEAR_NAMES: [&[&str]; 13] = [
 ];
 
 /// Where multimodal models have the decoder of their language model, and GPT-NeoX its own.
-const NESTINGS: [&str; 3] = ["model.language_model.", "model.text_model.", "gpt_neox."];
+const NESTINGS: [&str; 4] = ["model.language_model.", "model.text_model.", "gpt_neox.", "language_model.model."];
 
 /// In which of them a module is.
 #[must_use]
@@ -359,7 +362,8 @@ pub fn name_alone(name: &str) -> Option<String> {
 pub fn nested_name(nesting: &str, name: &str) -> String {
     match name.strip_prefix("model.") {
         Some(rest) => format!("{nesting}{rest}"),
-        None => name.to_owned(),
+        // Llama 4's language model has the head in it.
+        None => format!("{}{name}", nesting.strip_suffix("model.").filter(|it| *it == "language_model.").unwrap_or("")),
     }
 }
 

@@ -240,7 +240,7 @@ mod tests {
     use crate::model::load;
     use crate::model::weights::fixture::{tiny_config, windowed};
     use crate::model::weights::{RandomWeights, Weights};
-    use crate::spec::{ModelConfig, SublayerKind};
+    use crate::spec::{ModelConfig, QueryGrowth, SublayerKind};
 
     /// A random model with grouped queries and adapters that change its output.
     fn fixture(config: &ModelConfig, compute: Dtype, device: &Device) -> (Model, AdapterSet) {
@@ -322,12 +322,26 @@ mod tests {
         config
     }
 
+    /// The same where layers see chunks, and queries grow.
+    fn in_chunks() -> ModelConfig {
+        let mut config = config(None);
+        for sublayer in config.blocks.iter_mut().flat_map(|block| &mut block.sublayers) {
+            if let SublayerKind::Attention(attention) = &mut sublayer.kind {
+                attention.heads.chunk = Some(6);
+                attention.query_growth = Some(QueryGrowth { beta: 0.3, period: 4, first: 1 });
+            }
+        }
+        config
+    }
+
     #[test]
     fn prompt_and_single_tokens_give_the_logits_of_the_full_pass() {
         for window in [None, Some(1), Some(6)] {
             let worst = worst_difference(&config(window), Dtype::F32, &Device::flex(), 40);
             assert!(worst < 1e-4, "window {window:?}: {worst}");
         }
+        let worst = worst_difference(&in_chunks(), Dtype::F32, &Device::flex(), 40);
+        assert!(worst < 1e-4, "chunks: {worst}");
     }
 
     #[test]
@@ -338,6 +352,8 @@ mod tests {
             let worst = worst_difference(&config(window), Dtype::F32, &device, num_tokens);
             assert!(worst < 1e-4, "window {window:?}, {num_tokens} tokens: {worst}");
         }
+        let worst = worst_difference(&in_chunks(), Dtype::F32, &device, 20);
+        assert!(worst < 1e-4, "chunks: {worst}");
     }
 
     /// Layers of linear attention, and one of attention with a gate.

@@ -26,7 +26,7 @@ impl Rope {
         let factor = self.attention_factor() as f32;
         let values = |of: fn(f32) -> f32| angles.iter().map(|angle| of(*angle) * factor).collect();
         let table = RotaryTable::new(values(f32::cos), values(f32::sin), self.width / 2);
-        table.within(self.head_dim, self.pairs).with_query_growth(self.query_growth)
+        table.within(self.head_dim, self.pairs)
     }
 }
 

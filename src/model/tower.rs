@@ -285,7 +285,7 @@ impl Tower {
             EncoderKind::Gemma4 { .. } => 1.0,
             _ => (head_dim as f64).sqrt().recip(),
         };
-        Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, soft_cap: None }
+        Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, chunk: None, soft_cap: None }
     }
 
     /// Every patch sees every other of its group.

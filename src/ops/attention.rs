@@ -15,10 +15,13 @@ pub use super::plain::attention::sinks::with_sinks;
 pub use super::plain::attention::{Attended, AttentionInputs, LseOrder};
 pub use crate::spec::Heads;
 
-/// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document, and those of the
+/// `softmax(scale q k^T + mask) v` for every head; a token sees itself and the tokens before it in its document, or in its chunk of
+/// that where the heads have such, and those of the
 /// [blocks](super::layout::Layout::with_blocks) that it is in.
 #[must_use]
 pub fn attention(place: Place, inputs: AttentionInputs<'_>) -> Attended {
+    let cut = inputs.layout.cut(inputs.heads.chunk);
+    let inputs = inputs.with_texts_of(cut.as_deref());
     let attended = || place.attention(inputs);
     let blocks = || inputs.layout.blocks(inputs.heads);
     let all = || blocks().fold(attended(), |attended, blocks| with_blocks(attended, blocks, inputs));
@@ -48,6 +51,8 @@ pub fn attention_backward(
     attended: &Attended,
     inputs: AttentionInputs<'_>,
 ) -> [Tensor<2>; 3] {
+    let cut = inputs.layout.cut(inputs.heads.chunk);
+    let inputs = inputs.with_texts_of(cut.as_deref());
     let once = || cost(inputs, 4);
     let cost = || Cost { bytes: 2.0 * once().bytes, ..once() };
     let all = || {

@@ -227,7 +227,7 @@ pub fn without_kernels(config: &ModelConfig) -> Vec<&'static str> {
 #[cfg(feature = "cuda-llvm")]
 fn has_cached_attention(heads: Heads, dtype: DType) -> bool {
     let is_sized = heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256;
-    is_half(dtype) && is_sized && check::is_on(Kernel::CachedAttention)
+    is_half(dtype) && is_sized && heads.chunk.is_none() && check::is_on(Kernel::CachedAttention)
 }
 
 /// Whether kernels compute the delta rule with such heads.

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::plain::attention::chunk::QueryChunk;
 use super::plain::delta_rule::chunks::Chunks;
-use crate::spec::{Heads, QueryGrowth, RopePairs};
+use crate::spec::{Heads, RopePairs};
 
 pub use blocks::Blocks;
 pub use chunk_table::ChunkTable;
@@ -26,7 +26,6 @@ pub struct RotaryTable {
     pairs: RopePairs,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    query_growth: Option<QueryGrowth>,
     /// Cosines and sines on a device: copied there once.
     copies: Made<(Device, [Tensor<1>; 2])>,
 }
@@ -40,25 +39,13 @@ impl RotaryTable {
     pub fn new(cos: Vec<f32>, sin: Vec<f32>, half: usize) -> Self {
         assert!(cos.len() == sin.len() && half > 0 && cos.len().is_multiple_of(half), "a rotary table has whole rows");
         let (head_dim, pairs, copies) = (2 * half, RopePairs::Halves, Made::default());
-        Self { half, head_dim, pairs, cos, sin, query_growth: None, copies }
+        Self { half, head_dim, pairs, cos, sin, copies }
     }
 
     /// The table of the first numbers of heads that are `head_dim` wide, which turn in these pairs.
     #[must_use]
     pub fn within(self, head_dim: usize, pairs: RopePairs) -> Self {
         Self { head_dim, pairs, ..self }
-    }
-
-    /// The table of a rotary embedding whose queries grow so.
-    #[must_use]
-    pub fn with_query_growth(self, query_growth: Option<QueryGrowth>) -> Self {
-        Self { query_growth, ..self }
-    }
-
-    /// How queries grow with their position.
-    #[must_use]
-    pub fn query_growth(&self) -> Option<QueryGrowth> {
-        self.query_growth
     }
 
     /// Number of pairs.
@@ -163,6 +150,8 @@ pub struct Layout {
     within: Made<Tensor<2>>,
     /// By window, for kernels of GPUs: made when they are first asked for.
     spans: Made<(Option<usize>, Spans)>,
+    /// By the length of chunks, the layout in which these are documents: likewise.
+    cut: Made<(usize, Arc<Layout>)>,
     /// Tokens that see each other both ways.
     blocks: Vec<Blocks>,
 }
@@ -210,7 +199,7 @@ impl Layout {
     pub fn new(rows: usize, documents: Vec<(usize, usize)>, positions: Vec<u32>, tables: Arc<[RotaryTable]>) -> Self {
         let row_length = positions.len() / rows.max(1);
         let (angles, turns) = (vec![OnceLock::new(); tables.len()], vec![OnceLock::new(); tables.len()]);
-        let (chunks, delta_chunks, chunk_table, within, spans) = Default::default();
+        let (chunks, delta_chunks, chunk_table, within, spans, cut) = Default::default();
         Self {
             rows,
             row_length,
@@ -225,6 +214,7 @@ impl Layout {
             chunk_table,
             within,
             spans,
+            cut,
             blocks: Vec::new(),
         }
     }
@@ -245,6 +235,19 @@ impl Layout {
     #[must_use]
     pub fn with_prefixes(self, prefixes: &[Range<usize>]) -> Self {
         Self { stretches: Stretch::of(&self.documents, prefixes), ..self }
+    }
+
+    /// The layout whose documents are chunks of these of so many tokens; `None` where no document is longer. Of documents that
+    /// continue a prefix none is: see [`longest_sharing`](crate::spec::ModelConfig::longest_sharing).
+    pub(super) fn cut(&self, chunk: Option<usize>) -> Option<Arc<Self>> {
+        let chunk = chunk.filter(|chunk| self.documents.iter().any(|(_, len)| len > chunk))?;
+        Some(self.cut.of(chunk, || {
+            let parts = self.documents.iter().flat_map(|&(start, len)| {
+                (0..len).step_by(chunk).map(move |first| (start + first, chunk.min(len - first)))
+            });
+            let layout = Self::new(self.rows, parts.collect(), self.positions.clone(), Arc::clone(&self.tables));
+            Arc::new(layout.with_blocks(self.blocks.clone()))
+        }))
     }
 
     /// Number of rows.
@@ -431,6 +434,13 @@ mod tests {
         // The last two are in no document.
         assert_eq!(spans(None), [[0, 0, 0, 3, 3, 3, 3, 7, 8], [2, 2, 2, 6, 6, 6, 6, 7, 8]]);
         assert_eq!(spans(Some(2)), [[0, 0, 1, 3, 3, 4, 5, 7, 8], [1, 2, 2, 4, 5, 6, 6, 7, 8]]);
+    }
+
+    #[test]
+    fn documents_are_cut_into_chunks_from_their_first_token_on() {
+        let layout = Layout::new(1, vec![(0, 3), (3, 7)], (0..3).chain(0..7).collect(), Vec::new().into());
+        assert_eq!(layout.cut(Some(3)).unwrap().documents(), [(0, 3), (3, 3), (6, 3), (9, 1)]);
+        assert!(layout.cut(Some(7)).is_none() && layout.cut(None).is_none());
     }
 
     #[test]

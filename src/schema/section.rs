@@ -63,6 +63,11 @@ impl<'a> Section<'a> {
         self.node_at(path).is_some()
     }
 
+    /// Whether a key was written as null.
+    pub fn is_null(&mut self, key: &'static str) -> bool {
+        self.has(key) && self.value(key).is_none()
+    }
+
     /// Whether a key was written and its value refused; the key may be in a table below (`data.eval_split`).
     #[must_use]
     pub fn is_wrong(&self, path: &str) -> bool {

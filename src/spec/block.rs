@@ -263,6 +263,8 @@ pub struct Mixture {
     pub choice: Choice,
     /// Experts of a token.
     pub num_per_token: usize,
+    /// Weights multiply the inputs of experts and not their outputs (Llama 4).
+    pub weighs_inputs: bool,
     /// The experts.
     pub experts: Vec<Gated>,
     /// The projections of their input to what is narrower, and of their sum back (Nemotron 3 Super); absent: there are none.
@@ -465,6 +467,7 @@ impl Block {
             attention
                 .norm_widths()
                 .filter(|_| attention.norms_by_head().is_none())
+                .filter(|_| attention.query_key_norms != Some(attention::QueryKeyNorms::Unweighted))
                 .into_iter()
                 .flat_map(move |widths| attention.norm_names.into_iter().zip(widths).take(num_norms))
         });

@@ -82,6 +82,11 @@ impl Family {
         self.state_spaces.and_then(|spaces| spaces.least).map_or(0.0, |(_, least)| least)
     }
 
+    /// Whether layers see texts in chunks, and queries of the others grow (Llama 4).
+    pub(crate) fn has_chunks(&self) -> bool {
+        self.experts.is_some_and(|experts| experts.weighs_inputs)
+    }
+
     /// Whether GGUF files of it may have what frequencies of long and of short texts are divided by.
     pub(crate) fn has_long_ropes(&self) -> bool {
         self.own_ropes == OwnRopes::Phi || self.gguf.rope_factors
@@ -330,6 +335,9 @@ pub(crate) struct Experts {
     /// What would be the feed-forward layer is a shared expert without a gate (Granite 4); `num_local_experts` may be 0, and
     /// `intermediate_size` is that of experts.
     pub(super) beside_dense: bool,
+    /// Weights multiply the inputs of experts, `intermediate_size` is theirs and `intermediate_size_mlp` that of dense layers, of which
+    /// `interleave_moe_layer_step` or `moe_layers` decides (Llama 4).
+    pub(super) weighs_inputs: bool,
     /// Names within the block of the router and of what holds the experts, and within an expert of gate, up and down.
     pub(super) names: [&'static str; 5],
     pub(crate) router: Option<Router>,

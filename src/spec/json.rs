@@ -7,7 +7,7 @@ use super::block::Activation;
 use super::block::attention::{HeadWeights, Heads, QueryKeyNorms};
 use super::families::{FAMILIES, LACKING, WRAPPERS};
 use super::family::{Arrangement, AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
-use super::{ModelConfig, NormKind, stored};
+use super::{ModelConfig, NormKind, QueryGrowth, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
@@ -100,8 +100,11 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
     let is_needed = |experts: Experts| experts.norm_topk_prob.is_some() || experts.intermediate_size.is_none();
     let is_needed = family.experts.is_none_or(is_needed) || family.is_gemma4();
+    let is_needed = is_needed && family.model_type != "solar_open";
     let intermediate = if family.has_short_convs && family.experts.is_none() {
         lfm2_width(json)
+    } else if family.has_chunks() {
+        json.count("intermediate_size_mlp", 16_384, 1..=1 << 22)
     } else if family.no_rope == NoRope::UnlessNamed {
         json.count("shared_intermediate_size", 1024, 1..=1 << 22)
     } else {
@@ -121,6 +124,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let delta_net = delta_net::shape(json, family);
     let qk_norms = family.qk_norms.filter(|norms| match (family.model_type, norms) {
         ("glm4_moe", _) | (_, QueryKeyNorms::ByHead(HeadWeights::Together)) => json.boolean("use_qk_norm", false),
+        (_, QueryKeyNorms::Unweighted) => json.boolean("use_qk_norm", true),
         (_, QueryKeyNorms::ByHead(HeadWeights::Apart)) => json.boolean("qk_layernorm", false),
         _ => true,
     });
@@ -158,6 +162,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         output_scale,
         mixtures,
         arrangement: arrangement(json, family),
+        query_growths: [growth_without_rope(json, family), ropes[0].query_growth],
         factors: PartFactors::read(json, family),
     };
     let layers = layers.into_iter().enumerate();
@@ -191,6 +196,18 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     }
 }
 
+/// How queries grow in layers without a rotary embedding.
+fn growth_without_rope(json: &mut Section, family: &Family) -> Option<QueryGrowth> {
+    // A number in the first configs.
+    let is_off = |value: Option<&Value>| matches!(value, Some(Value::Boolean(false) | Value::Integer(0)));
+    if !family.has_chunks() || is_off(json.value("attn_temperature_tuning")) || json.is_null("attn_temperature_tuning")
+    {
+        return None;
+    }
+    let (beta, period) = (json.number("attn_scale", 0.1, 0.0..=1e3), json.count("floor_scale", 8192, 1..=1 << 32));
+    Some(QueryGrowth { beta, period, first: 1 })
+}
+
 /// The family, and what is around its language model; `None` after a problem.
 fn family(json: &mut Section) -> Option<(&'static Family, Option<&'static Wrapper>)> {
     let name = json.value("model_type").and_then(Value::text).unwrap_or_default();
@@ -206,30 +223,35 @@ fn family(json: &mut Section) -> Option<(&'static Family, Option<&'static Wrappe
         let key = if inner.is_some() { "text_config.model_type" } else { "model_type" };
         let found = inner.or(json.value("model_type"));
         let found = found.map_or("is missing".to_owned(), |kind| format!("= {} is not supported", kind.shown()));
-        let message = format!("`{key}` {found}{}", lacking(of_text));
+        let text = json.below("text_config", "an object").value("model_type").and_then(Value::text);
+        let message = format!("`{key}` {found}{}", lacking(of_text, text.unwrap_or_default()));
         json.reject("model_type", Problem::new(message).hint(KNOWN_MODELS));
         return None;
     };
     let architecture = wrapper.map_or(family.architecture, |wrapper| wrapper.architecture);
     let expected = format!("[\"{architecture}\"]: only causal language models can be fine-tuned here");
     json.only("architectures", &expected, |names| {
-        matches!(names, Value::Array(names) if names.iter().any(|name| name.value().text() == Some(architecture)))
+        // transformers 5 saves InternLM 3 and its like as Llama.
+        let is_ours = |name: &str| name == architecture || (wrapper.is_none() && name == FAMILIES[0].architecture);
+        matches!(names, Value::Array(names) if names.iter().filter_map(|name| name.value().text()).any(is_ours))
     });
     Some((family, wrapper))
 }
 
-/// Why models of a type are not supported, or which are.
-fn lacking(name: &str) -> String {
+/// Why models of a type are not supported, around a text of another, or which are.
+fn lacking(name: &str, text: &str) -> String {
     let starts = LACKING.iter().flat_map(|(lacking, types)| types.split(' ').map(move |start| (start, *lacking)));
     let lacking = starts.filter(|(start, _)| name.starts_with(start)).max_by_key(|(start, _)| start.len());
     let known = FAMILIES.iter().map(|family| family.model_type).chain(WRAPPERS.iter().map(|it| it.model_type));
-    match lacking {
-        Some((_, lacking)) => format!(": {lacking}"),
-        None => format!(", expected one of {}", known.map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(", ")),
+    let is_trained = FAMILIES.iter().any(|family| family.model_type == text);
+    match lacking.map(|(_, lacking)| lacking) {
+        Some(lacking) if !(is_trained && lacking.starts_with("it reads images; ")) => format!(": {lacking}"),
+        _ if is_trained => format!(": it stands around `{text}`, which is trained here where that is saved by itself"),
+        _ => format!(", expected one of {}", known.map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(", ")),
     }
 }
 
-const KNOWN_MODELS: &str = "Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
+const KNOWN_MODELS: &str = "Llama 2, 3, 3.1, 3.2 and 4, TinyLlama, SmolLM2 and 3, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2.5, \
                             Qwen3, Qwen3-Next and Qwen3.5, gpt-oss, Gemma 1 to 4, OLMo 2 and 3, OLMoE, Granite 3 and 4, \
                             Phi-3 and 4, GLM-4, DeepSeek V2 and V3, ERNIE 4.5, LFM2, Nemotron, Nemotron-H, Falcon-H1, Cohere, StableLM, Starcoder 2, Hunyuan, GPT-NeoX, Phi-1 and 2, EXAONE 4, Solar Open, Seed-OSS and the text of Qwen2-VL \
                             to Qwen3-VL, InternVL, LLaVA and SmolVLM are trained here: lora-train help models";
@@ -266,7 +288,7 @@ fn lfm2_width(json: &mut Section) -> usize {
         return width;
     }
     let two_thirds = (2.0 * width as f64 / 3.0).floor();
-    if json.has("block_ffn_dim_multiplier") && json.value("block_ffn_dim_multiplier").is_none() {
+    if json.is_null("block_ffn_dim_multiplier") {
         return (two_thirds as usize).max(1);
     }
     let factor = json.number("block_ffn_dim_multiplier", 1.0, 1e-3..=16.0);
@@ -291,13 +313,13 @@ fn heads(json: &mut Section, family: &Family, hidden: usize, latent: Option<Late
     }
     let default = family.num_key_value_heads.filter(|_| !json.has("num_key_value_heads"));
     let num_kv_heads = json.count("num_key_value_heads", default.unwrap_or(num_heads), 1..=1 << 16);
-    let is_null = json.has("head_dim") && json.value("head_dim").is_none();
+    let is_null = json.is_null("head_dim");
     let head_dim = family.head_dim.filter(|_| !is_null).unwrap_or((hidden / num_heads).max(1));
     let head_dim = json.count("head_dim", head_dim, 1..=1 << 16);
     if json.is_sound() {
-        // Qwen3.5 27B has 24 heads in a width of 5120, Falcon-H1 1.5B Deep 6 in one of 1280.
-        let is_free =
-            family.delta_heads.is_some() || family.state_spaces.is_some() || family.scales == Scales::Embeddings;
+        // GLM-4.5 has 96 heads of 128 in a width of 5120, Qwen3.5 27B 24 of 256.
+        let is_said = json.value("head_dim").is_some() || (family.head_dim.is_some() && !is_null);
+        let is_free = is_said || family.state_spaces.is_some();
         let divided = (!is_free).then_some(hidden);
         check_heads(json, divided, num_heads, num_kv_heads, head_dim);
     }
@@ -311,7 +333,7 @@ fn heads(json: &mut Section, family: &Family, hidden: usize, latent: Option<Late
         Scales::Embeddings => 1.0,
         Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
     };
-    Heads { num_heads, num_kv_heads, head_dim, scale, window: None, soft_cap: None }
+    Heads { num_heads, num_kv_heads, head_dim, scale, window: None, chunk: None, soft_cap: None }
 }
 
 const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;

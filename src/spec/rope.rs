@@ -47,16 +47,24 @@ impl RopeAxes {
     }
 }
 
-/// Queries are multiplied by `1 + beta ln(1 + floor(position / period))` (Ministral 3).
+/// Queries are multiplied by `1 + beta ln(1 + floor((position + first) / period))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     /// How fast they grow.
     pub beta: f64,
     /// Positions below this leave them as they are.
     pub period: usize,
+    /// The number of the first position: 0 (Ministral 3) or 1 (Llama 4).
+    pub first: usize,
 }
 
 impl QueryGrowth {
+    /// How many periods are over at a position.
+    #[must_use]
+    pub fn num_periods(self, position: usize) -> usize {
+        (position + self.first) / self.period
+    }
+
     /// The factor of a position.
     #[must_use]
     #[expect(
@@ -65,7 +73,7 @@ impl QueryGrowth {
         reason = "a small number of periods, in f32"
     )]
     pub fn factor(self, position: usize) -> f32 {
-        (1.0 + self.beta * ((position / self.period) as f64).ln_1p()) as f32
+        (1.0 + self.beta * (self.num_periods(position) as f64).ln_1p()) as f32
     }
 }
 
@@ -201,7 +209,8 @@ impl Rope {
                 let scaled = plain.map(|frequency| {
                     let frequency = f64::from(frequency);
                     let wavelength = TAU / frequency;
-                    if wavelength < original / high_freq_factor {
+                    // Llama 4's factors are equal.
+                    if wavelength <= original / high_freq_factor {
                         return frequency;
                     }
                     if wavelength > original / low_freq_factor {

@@ -419,9 +419,9 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
 }
 
 /// Families of which PEFT 0.21 takes names of shared experts and dense layers for those of experts, and leaves out their adapters.
-const TAKEN_FOR_EXPERTS: [&str; 9] = [
+const TAKEN_FOR_EXPERTS: [&str; 10] = [
     "glm4_moe", "dots1", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "hunyuan_v1_moe", "exaone_moe",
-    "solar_open",
+    "solar_open", "glm4v_moe",
 ];
 
 #[test]
@@ -560,7 +560,7 @@ fn real(name: &str) -> &'static str {
 /// How files have adapters on experts, what GGUF files are called, and what has no kernels on NVIDIA GPUs.
 fn forms(config: &ModelConfig) -> [String; 3] {
     let of_experts = match config.expert_form() {
-        _ if config.blocks.iter().all(|block| block.mixture().is_none()) => "-",
+        _ if config.blocks.iter().filter_map(Block::mixture).all(|it| it.weighs_inputs) => "-",
         ExpertForm::Apart => "one by one",
         ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Ungated => "joined",
     };
@@ -581,6 +581,7 @@ fn shape(config: &ModelConfig) -> String {
         format!("{} tokens", config.vocab_size),
     ];
     parts.extend(attentions().find_map(|it| it.heads.window).map(|window| format!("windows of {window}")));
+    parts.extend(attentions().find_map(|it| it.heads.chunk).map(|chunk| format!("chunks of {chunk}")));
     parts.extend(
         blocks.iter().find_map(Block::mixture).map(|it| format!("{}/{} experts", it.num_per_token, it.experts.len())),
     );

@@ -184,7 +184,8 @@ impl Shown<'_> {
     fn first_block(&self) -> (Heads, usize) {
         let block = &self.config.blocks[0];
         let heads = self.config.blocks.iter().find_map(Block::attention).map(|attention| attention.heads);
-        let none = Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None, soft_cap: None };
+        let none =
+            Heads { num_heads: 0, num_kv_heads: 0, head_dim: 0, scale: 0.0, window: None, chunk: None, soft_cap: None };
         (heads.unwrap_or(none), block.all_gated().next().map_or(0, |gated| gated.intermediate_size))
     }
 

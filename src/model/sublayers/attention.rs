@@ -66,11 +66,12 @@ impl SublayerShape for spec::Attention {
         let [of_q, of_k] = self.norm_names;
         // Keys of an earlier layer are normed there; what stands for them here is zero.
         let of_k = if self.key_value_layer().is_some() { of_q } else { of_k };
+        let ones = || Tensor::ones([self.heads.head_dim], (weights.device, DType::F32));
         let head_norms = match self.norms_by_head() {
             Some([q, k]) => Some(Ok([weights.norms_by_head(&q)?, weights.norms_by_head(&k)?])),
+            None if self.query_key_norms == Some(QueryKeyNorms::Unweighted) => Some(Ok([ones(), ones()])),
             None => self.norm_widths().map(|[q, k]| Ok([weights.norm(of_q, q)?, weights.norm(of_k, k)?])),
         };
-        let ones = || Tensor::ones([self.heads.head_dim], (weights.device, DType::F32));
         Ok(Arc::new(AttentionWeights {
             spec: self.clone(),
             head_norms: head_norms.transpose()?,
@@ -178,10 +179,7 @@ impl Compute for AttentionWeights {
                 (normed, Some(([q, k], factors)))
             }
         };
-        let q = match rope {
-            Some(rope) => grown(q, rope, context),
-            None => q,
-        };
+        let q = grown(q, self.spec.query_growth, context);
         let ([q, k], turned) = match self.norms_behind() {
             Some([of_q, of_k]) => {
                 let normed = [(&q, of_q), (&k, of_k)].map(|(x, of)| norm_values(context.place(), x, of, context.eps));
@@ -238,10 +236,7 @@ impl Compute for AttentionWeights {
         let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: context.layout, heads };
         let [dq, dk, dv] = attention_backward(context.place(), &d_o, &attended, inputs);
         drop((d_o, attended, q, k, v));
-        let dq = match rope {
-            Some(rope) => grown(dq, rope, context),
-            None => dq,
-        };
+        let dq = grown(dq, self.spec.query_growth, context);
         let [dk, dv] = match (self.spec.qkv, context.inputs.key_value_grads) {
             (Qkv::OfLayer { .. }, _) => {
                 linears.grads.key_values = Some([dk, dv]);
@@ -317,8 +312,14 @@ impl AttentionWeights {
     }
 
     fn latent(&self) -> Option<LatentAttention<'_>> {
-        let (latent, heads, rope) = (self.spec.latent()?, self.spec.heads, self.spec.rope?);
-        Some(LatentAttention { latent, heads, rope, norms: &self.latent_norms })
+        let spec::Attention { heads, rope, query_growth, .. } = self.spec;
+        Some(LatentAttention {
+            latent: self.spec.latent()?,
+            heads,
+            rope: rope?,
+            query_growth,
+            norms: &self.latent_norms,
+        })
     }
 
     /// What is read of the values, `[tokens, num_heads * width of a value]`, times the gate.
@@ -337,7 +338,11 @@ impl AttentionWeights {
     /// The weights of the norms of queries and keys behind the rotary embedding, where they are there or where there is none.
     fn norms_behind(&self) -> Option<&[Tensor<1>; 2]> {
         let (norms, has_rope) = (self.spec.query_key_norms, self.spec.rope.is_some());
-        let is_behind = norms == Some(QueryKeyNorms::Turned) || (norms == Some(QueryKeyNorms::Heads) && !has_rope);
+        let is_behind = match norms {
+            Some(QueryKeyNorms::Turned | QueryKeyNorms::Unweighted) => true,
+            Some(QueryKeyNorms::Heads) => !has_rope,
+            _ => false,
+        };
         self.head_norms.as_ref().filter(|_| is_behind)
     }
 

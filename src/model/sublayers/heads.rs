@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 
 use super::BlockContext;
 use crate::ops::host;
+use crate::spec::QueryGrowth;
 
 /// The parts of `x`, `[tokens, num_heads * (sum of widths)]`, which has those of a head side by side: `[tokens, num_heads * width]`
 /// each.
@@ -28,10 +29,9 @@ pub(super) fn by_head<const N: usize>(parts: [Tensor<2>; N], num_heads: usize) -
 }
 
 /// Queries, or their gradient, times what their positions make of them.
-pub(super) fn grown(q: Tensor<2>, rope: usize, context: &BlockContext<'_>) -> Tensor<2> {
-    let growth = context.layout.table(rope).query_growth();
+pub(super) fn grown(q: Tensor<2>, growth: Option<QueryGrowth>, context: &BlockContext<'_>) -> Tensor<2> {
     let positions = context.layout.positions();
-    let Some(growth) = growth.filter(|growth| positions.iter().any(|at| *at as usize >= growth.period)) else {
+    let Some(growth) = growth.filter(|growth| positions.iter().any(|at| growth.num_periods(*at as usize) > 0)) else {
         return q;
     };
     let factors = positions.iter().map(|at| growth.factor(*at as usize)).collect();

@@ -10,7 +10,7 @@ use crate::ops::attention::Attended;
 use crate::ops::linear::InputGrad;
 use crate::ops::norm::{rms_norm, rms_norm_backward};
 use crate::ops::rotary::rotate;
-use crate::spec::{Heads, Latent, Projections};
+use crate::spec::{Heads, Latent, Projections, QueryGrowth};
 
 /// What the norms of latents add to the mean square, whatever a config says.
 const EPS: f64 = 1e-6;
@@ -32,6 +32,7 @@ pub(super) struct LatentAttention<'a> {
     pub(super) heads: Heads,
     /// Its rotary embedding.
     pub(super) rope: usize,
+    pub(super) query_growth: Option<QueryGrowth>,
     /// Weights of the norms of latents, of that of keys and values the last.
     pub(super) norms: &'a [Tensor<1>],
 }
@@ -67,7 +68,7 @@ impl LatentAttention<'_> {
         drop(latent);
         let [k, v] = of_heads(&kv, num_heads, [still, value_dim]);
         drop(kv);
-        let q = grown(by_head([q, turning], num_heads), self.rope, context);
+        let q = grown(by_head([q, turning], num_heads), self.query_growth, context);
         let k = by_head([k, shared.repeat_dim(1, num_heads)], num_heads);
         let v = self.widened(v);
         let attended = mixing.attention([&q, &k, &v], self.heads);
@@ -93,7 +94,7 @@ impl LatentAttention<'_> {
             Tensor::cat(parts.collect(), 0)
         };
         let absorbed = by_tokens(still, &|q, tokens| self.absorbed(&q, tokens, linears));
-        let q = grown(by_head([absorbed, turning], num_heads), self.rope, linears.context);
+        let q = grown(by_head([absorbed, turning], num_heads), self.query_growth, linears.context);
         let attended = mixing.attention_to_latents(&q);
         let [read] = of_heads(&attended.o, num_heads, [self.latent.rank]);
         let o = self.widened(by_tokens(read, &|read, tokens| self.values_of(read, tokens, linears)));

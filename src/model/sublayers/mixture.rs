@@ -139,7 +139,7 @@ impl spec::Mixture {
                 let together = of_place(place);
                 let output = self.output_together(together, kept, sorted, linears);
                 let sum = y.unwrap_or_else(|| zeros(sorted.num_tokens(), &output));
-                return together.combine(sum, &output, sorted, true);
+                return together.combine(sum, &output, sorted, !self.weighs_inputs);
             }
             KeptExperts::Apart(routing, experts) => (routing, experts),
         };
@@ -150,7 +150,7 @@ impl spec::Mixture {
             |(((expert, rows), kept), own)| (rows, self.experts[*expert].output(kept, None, &mut with(own))),
             |(rows, output)| {
                 let sum = y.take().unwrap_or_else(|| zeros(routing.num_tokens(), &output));
-                y = Some(scatter_add(place, sum, rows, &output, true));
+                y = Some(scatter_add(place, sum, rows, &output, !self.weighs_inputs));
             },
         );
         y.unwrap_or_else(|| unreachable!("every token has an expert"))
@@ -180,7 +180,8 @@ impl spec::Mixture {
                 place,
                 routing.groups.iter().zip(&adapters),
                 |((expert, rows), own)| {
-                    self.experts[*expert].inside(&gather(place, given, rows, false), &mut with(own))
+                    let given = gather(place, given, rows, self.weighs_inputs);
+                    self.experts[*expert].inside(&given, &mut with(own))
                 },
                 |kept| experts.push(kept),
             );
@@ -246,12 +247,17 @@ impl spec::Mixture {
         let (routing, experts) = match experts {
             KeptExperts::Together(sorted, kept) => {
                 let together = of_place(place);
-                let d_output = together.gather(dy, &sorted, true);
+                let d_output = together.gather(dy, &sorted, !self.weighs_inputs);
                 let (d_input, product) =
                     self.backward_together(together, [d_output, x.clone()], *kept, &sorted, linears);
+                let product = if self.weighs_inputs {
+                    row_products(&d_input, together.gather(x, &sorted, true))
+                } else {
+                    product
+                };
                 let sum = dx.unwrap_or_else(|| x.zeros_like());
                 let d_scores = together.scores_backward(product, &sorted).cast(x.dtype());
-                let dx = || together.combine(sum, &d_input, &sorted, false);
+                let dx = || together.combine(sum, &d_input, &sorted, self.weighs_inputs);
                 return input_grad.then(|| (Some(dx()), d_scores));
             }
             KeptExperts::Apart(routing, experts) => (routing, experts),
@@ -263,18 +269,23 @@ impl spec::Mixture {
             place,
             routing.groups.iter().zip(experts).zip(&adapters),
             |(((expert, rows), kept), own)| {
-                let d_output = gather(place, dy, rows, true);
-                let given = Backward { dy: &d_output, x: &|| gather(place, x, rows, false), input_grad };
+                let d_output = gather(place, dy, rows, !self.weighs_inputs);
+                let x = || gather(place, x, rows, self.weighs_inputs);
+                let given = Backward { dy: &d_output, x: &x, input_grad };
                 let mut linears = with(own);
-                let made = self.experts[*expert].backward_with_product(kept, given, &mut linears);
-                (rows, made, (*expert, linears.grads.adapters))
+                let (d_input, product) = self.experts[*expert].backward_with_product(kept, given, &mut linears);
+                let product = match &d_input {
+                    Some(d_input) if self.weighs_inputs => row_products(d_input, x()),
+                    _ => product,
+                };
+                (rows, (d_input, product), (*expert, linears.grads.adapters))
             },
             |(rows, (d_input, product), of_expert)| {
                 products.push(product);
                 grads.push(of_expert);
                 if let Some(d_input) = d_input {
                     let sum = dx.take().unwrap_or_else(|| x.zeros_like());
-                    dx = Some(scatter_add(place, sum, rows, &d_input, false));
+                    dx = Some(scatter_add(place, sum, rows, &d_input, self.weighs_inputs));
                 }
             },
         );
@@ -302,6 +313,11 @@ fn some_at_a_time<I: Send, T: Send>(
         }
         some.into_par_iter().map(&work).collect::<Vec<T>>().into_iter().for_each(&mut then);
     }
+}
+
+/// The scalar product of every row and its gradient: what a weight of the row and its gradient multiply to.
+fn row_products(d_rows: &Tensor<2>, rows: Tensor<2>) -> Tensor<1> {
+    (rows.cast(DType::F32) * d_rows.clone().cast(DType::F32)).sum_dim(1).squeeze_dim(1)
 }
 
 fn of_place(place: Place) -> &'static dyn Experts {

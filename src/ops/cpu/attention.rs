@@ -39,11 +39,6 @@ impl Heads {
         self.head_dim.next_multiple_of(16)
     }
 
-    /// First key of the document that the query at `query` sees.
-    fn first_key(&self, query: usize) -> usize {
-        self.window.map_or(0, |window| (query + 1).saturating_sub(window))
-    }
-
     /// End of the queries of the document that see the key at `key`.
     fn end_query(&self, key: usize, len: usize) -> usize {
         self.window.map_or(len, |window| key.saturating_add(window).min(len))

@@ -30,6 +30,13 @@ pub struct AttentionInputs<'a> {
     pub heads: Heads,
 }
 
+impl<'a> AttentionInputs<'a> {
+    /// The same where tokens see those before them in the documents of `cut`, which are chunks, if there is such a layout.
+    pub(crate) fn with_texts_of(self, cut: Option<&'a Layout>) -> Self {
+        Self { layout: cut.unwrap_or(self.layout), heads: Heads { chunk: None, ..self.heads }, ..self }
+    }
+}
+
 /// Output of attention, and what its backward needs.
 #[derive(Clone, Debug)]
 pub struct Attended {
@@ -175,7 +182,8 @@ mod tests {
     use crate::ops::layout::RotaryTable;
     use crate::ops::place::place_on;
 
-    const HEADS: Heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, soft_cap: None };
+    const HEADS: Heads =
+        Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, chunk: None, soft_cap: None };
 
     /// Two rows of 11 tokens: two documents, then one document and two tokens of padding.
     fn layout() -> Layout {

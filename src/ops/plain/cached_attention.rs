@@ -73,7 +73,7 @@ pub(crate) fn plain_attend(products: F32Products, texts: &TextsOnDevice, q: &Ten
         let (q, held, position) = (part(q, rows), held.clone(), *position);
         (0..rows.len()).map(move |index| {
             let end = position + index + 1;
-            let first = heads.window.map_or(0, |window| end.saturating_sub(window));
+            let first = heads.first_seen(end - 1);
             let [k, v] = held.each_ref().map(|all| all.clone().narrow(1, first, end - first));
             plain_attention_of_last(&q.clone().narrow(0, index, 1), &k, &v, heads, products)
         })

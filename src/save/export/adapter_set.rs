@@ -12,7 +12,7 @@ use crate::lora::targets::{AdapterShape, FIRST_EXPERT, Selection};
 use crate::lora::{Adapter, AdapterSet, FullTensor, FullTensors, RowNorms};
 use crate::model::weights::Weights;
 use crate::ops::host;
-use crate::spec::{ModelConfig, nesting_of};
+use crate::spec::{ModelConfig, name_alone, nesting_of};
 use crate::util::faults;
 
 /// The matrices of an adapter, copied from its device.
@@ -113,7 +113,14 @@ impl SavedAdapter {
     /// A head that is the embedding goes by the embedding's name, and adapters of all experts are one by one.
     #[must_use]
     pub fn named_for(mut self, config: &ModelConfig) -> Self {
-        let named = |name: String| if nesting_of(&name).is_some() { name } else { config.module_of(&name) };
+        let named = |name: String| match nesting_of(&name) {
+            // In Llama 4 the decoder is where it was in others before.
+            Some(nesting) if config.nesting.is_some_and(|own| own != nesting) => {
+                name_alone(&name).map_or(name, |alone| config.module_of(&alone))
+            }
+            Some(_) => name,
+            None => config.module_of(&name),
+        };
         self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
         if let Some(nesting) = config.nesting {
             // Names, and beginnings of expressions.
@@ -169,7 +176,6 @@ mod tests {
     use super::*;
     use crate::config::LoraConfig;
     use crate::model::weights::fixture::tiny_config;
-    use crate::spec::name_alone;
 
     fn fresh(lora: &LoraConfig) -> AdapterSet {
         let config = tiny_config();

@@ -1,6 +1,7 @@
 //! Self-attention as data: heads, norms, and where queries, keys and values come from.
 
 use super::{Projections, SiteId};
+use crate::spec::QueryGrowth;
 
 /// Causal self-attention with grouped queries.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,6 +11,8 @@ pub struct Attention {
     /// The rotary embedding of queries and keys, by its place in [`ModelConfig::ropes`](crate::spec::ModelConfig::ropes); absent:
     /// there is none.
     pub rope: Option<usize>,
+    /// How queries grow with their position; absent: they do not.
+    pub query_growth: Option<QueryGrowth>,
     /// How queries and keys are normed; absent: they are not.
     pub query_key_norms: Option<QueryKeyNorms>,
     /// Names within the block of the norms of queries and of keys.
@@ -110,6 +113,8 @@ pub enum QueryKeyNorms {
     Whole,
     /// Of every head by itself, after the rotary embedding (Hunyuan).
     Turned,
+    /// Of every head by itself without weights, after the rotary embedding (Llama 4).
+    Unweighted,
     /// `LayerNorm` of every head by itself without bias, each with weights of its own, in files as [`HeadWeights`] says.
     ByHead(HeadWeights),
 }
@@ -139,6 +144,8 @@ pub struct Heads {
     pub scale: f64,
     /// How many tokens a token can look back, itself included; absent: all.
     pub window: Option<usize>,
+    /// Tokens see those before them in their own of the chunks of so many tokens in which a text is taken (Llama 4); absent: all.
+    pub chunk: Option<usize>,
     /// Scaled scores `s` become `cap tanh(s / cap)` (Gemma 2); absent: they stay as they are.
     pub soft_cap: Option<f64>,
 }
@@ -197,7 +204,7 @@ impl Attention {
     #[must_use]
     pub fn norm_widths(&self) -> Option<[usize; 2]> {
         Some(match self.query_key_norms? {
-            QueryKeyNorms::Heads | QueryKeyNorms::Turned => [self.heads.head_dim; 2],
+            QueryKeyNorms::Heads | QueryKeyNorms::Turned | QueryKeyNorms::Unweighted => [self.heads.head_dim; 2],
             QueryKeyNorms::Whole | QueryKeyNorms::ByHead(_) => [self.heads.query_width(), self.heads.key_value_width()],
         })
     }
@@ -216,10 +223,21 @@ impl Heads {
         self.num_kv_heads * self.head_dim
     }
 
+    /// The first token of a text that the one at `position` sees.
+    #[must_use]
+    pub fn first_seen(&self, position: usize) -> usize {
+        let in_window = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        in_window.max(self.chunk.map_or(0, |chunk| position - position % chunk))
+    }
+
     /// Number of visible pairs of a query and a key in a document of `len` tokens: a token sees itself and the tokens
-    /// before it, within the window.
+    /// before it, within the window or chunk.
     #[must_use]
     pub fn visible_pairs(&self, len: usize) -> usize {
+        if let Some(chunk) = self.chunk.filter(|chunk| *chunk < len) {
+            let [whole, rest] = [chunk, len % chunk].map(|len| len * (len + 1) / 2);
+            return len / chunk * whole + rest;
+        }
         let window = self.window.unwrap_or(len).min(len);
         window * (window + 1) / 2 + (len - window) * window
     }

@@ -4,53 +4,69 @@
 pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     (
         "it needs a mixture of experts of another kind",
-        "afmoe aria cohere2_moe dbrx doge dots3 flex_olmo flint glm4v_moe \
-         granitemoe_swa granitemoeshared jetmoe kolibri laguna mellum mimo_v2 \
-         phimoe zaya",
+        "afmoe aria cohere2_moe dbrx deepseek doge dots3 flex_olmo granitemoeshared jetmoe kolibri laguna mimo_v2 phimoe \
+         zaya",
     ),
-    (
-        "it needs a mixture of experts of another kind beside latent attention",
-        "deepseek hy_v4 kimi_k longcat mistral_large4",
-    ),
+    ("it needs a mixture of experts of another kind beside latent attention", "hy_v4 longcat mistral_large4"),
+    ("it needs a gate for each head of its attention beside a mixture of experts", "step3p"),
+    ("it needs a gate of its attention, and residuals scaled by their depth", "beam"),
+    ("it needs sinks of its attention beside norms of queries and keys", "flint"),
+    ("it needs a base of its rotary embedding for each kind of layer", "cohere_compass mellum"),
     ("it needs a norm behind its mixtures of experts", "axk"),
     ("it needs latent attention to chosen tokens", "axk2 deepseek_v32 deepseek_v4 glm5_next glm_moe_dsa"),
-    ("it reads images, and needs latent attention", "minicpm_ocr"),
+    ("it reads images, and needs DeepSeek's mixture of experts without latent attention", "deepseek_ocr unlimited_ocr"),
+    ("it needs scores of relative positions", "cpmant inkling"),
+    ("it needs attention by hashes, or in another order of words", "reformer xlnet"),
+    ("it goes through its layers several times", "hrm_text"),
+    ("it reads bytes in patches", "blt"),
+    ("it adds biases of its own behind attention", "gpt_neox_japanese"),
+    ("it writes images, sound or movements", "chameleon cosmos3_omni diffusion_gemma emu3 moshi musicgen pi0"),
     ("it needs linear attention of another kind", "kimi_linear olmo_hybrid rwkv"),
-    ("it needs linear attention and a mixture of experts", "bailing_hybrid minimax qwen4_exp"),
+    ("it needs linear attention of another kind and a mixture of experts", "bailing_hybrid minimax qwen4_exp"),
     ("it reads images, and needs a mixture of experts of another kind", "ernie4_5_vl_moe minimax_m3_vl"),
     ("it needs recurrent layers", "recurrent_gemma xlstm"),
-    ("it needs state-space layers", "bamba falcon_mamba mamba zamba"),
+    ("it needs state spaces of another kind", "falcon_mamba mamba zamba"),
+    ("its state spaces stand in blocks of another kind", "bamba mamba2"),
     ("it needs state spaces of another kind and a mixture of experts", "jamba"),
     ("it needs a gate for each head of its attention, and norms behind sublayers", "lfm3"),
     ("its parts have other names, and the rows of its projections another order", "codegen gptj"),
     ("it needs scores that fall with distance, or keys and values of one head beside its queries'", "falcon"),
     ("it needs LayerNorm of another kind", "biogpt olmo persimmon"),
-    ("it needs LayerNorm and learned positions", "gpt-sw3 gpt2 gpt_bigcode gpt_neo opt"),
+    (
+        "it needs LayerNorm, and positions added to its embeddings",
+        "ctrl gpt-sw3 gpt2 gpt_bigcode gpt_neo openai-gpt opt xglm xlm",
+    ),
     ("it needs LayerNorm and scores that fall with distance", "bloom mpt"),
     ("it needs feed-forward layers without a gate, with another activation or norm", "apertus nanochat"),
     ("it needs several residual streams", "gemma3n"),
     ("it needs keys and values of another model", "gemma4_assistant gemma4_unified_assistant"),
     ("it needs cross-attention to images", "mllama"),
-    ("it needs experts whose inputs are weighted, and attention to chunks", "llama4"),
-    ("it needs sinks of its attention beside windows", "granite_swa"),
+    ("it needs sinks of its attention beside windows", "granite_swa granitemoe_swa"),
     ("it needs differences of attentions", "diffllama"),
     ("it needs weights of one or two bits", "bitnet"),
     ("it needs norms behind sublayers, and a factor of the logits", "hyperclovax"),
     ("it needs norms without weights and a gate of its attention", "muse"),
+    ("it needs a mixture of experts, and gates of its residual stream", "muse_spark"),
     ("its code and its names are its maker's own, and transformers has none", "exaone sarvam"),
     ("its answers see all of the image and the question in both directions", "paligemma"),
     (
         "it reads images; of such models only the text part is trained here, and of this one not yet",
-        "aya_vision deepseek_vl ernie4_5_vl exaone4_5 glm46v granite4_vision granite_docling hunyuan_vl idefics \
-         llava_next_video molmo2 phi3_v phi4_multimodal phi4mm video_llava vipllava",
+        "aya_vision blip cohere2_vision cosmos3_edge deepseek_vl ernie4_5_vl exaone4_5 fast_vlm fuyu git got_ocr granite4_vision \
+         granite_docling hunyuan_vl idefics instructblip janus kosmos llava_next_video minicpm_ocr minicpmv molmo2 \
+         nemotron_h_omni perception_lm phi3_v phi4_multimodal phi4mm pp_chart2table qianfan_ocr video_llama video_llava vipllava",
     ),
     (
         "it reads sound; of such models only the text part could be trained here, and of this one not yet",
-        "granite_speech qwen2_5_omni qwen2_audio qwen3_omni voxtral",
+        "granite_speech moss_transcribe qwen2_5_omni qwen2_audio qwen3_omni voxtral",
     ),
-    ("it needs an encoder beside the decoder", "bart m2m_100 marian mbart mt5 pegasus t5 whisper"),
+    (
+        "it needs an encoder beside the decoder",
+        "bart bigbird_pegasus blenderbot evolla florence2 m2m_100 marian mbart mt5 mvp pegasus pix2struct plbart \
+         pp_formulanet prophetnet t5 trocr udop vision-encoder-decoder whisper",
+    ),
     (
         "it is an encoder, for embeddings and labels; models that write text are trained here",
-        "albert bert camembert deberta distilbert electra modernbert mpnet nomic_bert roberta xlm-roberta",
+        "albert bert big_bird camembert data2vec deberta distilbert electra megatron-bert modernbert mpnet nomic_bert \
+         rembert roberta roc_bert roformer xlm-roberta xmod",
     ),
 ];

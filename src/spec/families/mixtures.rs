@@ -1,9 +1,12 @@
 //! Rows of families with mixtures of experts that differ from another in little.
 
-use super::dense::{EXAONE4, QWEN3_VL};
+use super::dense::{EXAONE4, GLM4V, QWEN3_VL};
 use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, QWEN2_EXPERTS};
+use crate::spec::RopePairs;
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Biases, ExpertForm, Experts, Family, Gguf, GgufWindows, Router, RouterGroups};
+use crate::spec::family::{
+    Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, Router, RouterGroups,
+};
 
 pub(super) const QWEN3_VL_MOE: Family = Family {
     model_type: "qwen3_vl_moe_text",
@@ -44,6 +47,7 @@ pub(super) const GRANITE_EXPERTS: Experts = Experts {
     norm_topk_prob: None,
     has_biases: false,
     beside_dense: false,
+    weighs_inputs: false,
     names: ["block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj", "up_proj", "down_proj"],
     form: ExpertForm::Joined,
     router: None,
@@ -93,6 +97,18 @@ pub(super) const GLM4_MOE: Family = Family {
     eos_token_id: None,
     gguf: Gguf { post_attention_norm: true, ..Gguf::named("glm4moe") },
     ..LLAMA
+};
+
+/// The text of GLM-4.5V.
+pub(super) const GLM4V_MOE: Family = Family {
+    model_type: "glm4v_moe_text",
+    architecture: "Glm4vMoeTextModel",
+    biases: Biases::QueryKeyValueKey(true),
+    qk_norms: None,
+    own_ropes: GLM4V.own_ropes,
+    max_position_embeddings: 65_536,
+    gguf: Gguf::NONE,
+    ..GLM4_MOE
 };
 
 pub(super) const DOTS1: Family = Family {
@@ -155,6 +171,7 @@ pub(super) const LFM2_MOE: Family = Family {
         norm_topk_prob: Some(true),
         has_biases: false,
         beside_dense: false,
+        weighs_inputs: false,
         names: ["feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"],
         form: ExpertForm::Joined,
         router: Some(Router {
@@ -184,6 +201,7 @@ pub(super) const MINIMAX_M2: Family = Family {
         norm_topk_prob: None,
         has_biases: false,
         beside_dense: false,
+        weighs_inputs: false,
         names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],
         form: ExpertForm::Apart,
         router: Some(Router {
@@ -290,5 +308,52 @@ pub(super) const HY_V3: Family = Family {
     bos_token_id: None,
     eos_token_id: None,
     gguf: Gguf { rope_factors: true, ..Gguf::named("hy_v3") },
+    ..LLAMA
+};
+
+/// Inside Llama 4. It has one shared expert, without a key.
+pub(super) const LLAMA4: Family = Family {
+    model_type: "llama4_text",
+    architecture: "Llama4ForCausalLM",
+    names: FamilyNames {
+        sites: {
+            let [q, k, v, output, ..] = FamilyNames::COMMON.sites;
+            [q, k, v, output, "feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"]
+        },
+        ..FamilyNames::COMMON
+    },
+    biases: Biases::AttentionKey,
+    // Where `use_qk_norm` does not say no.
+    qk_norms: Some(QueryKeyNorms::Unweighted),
+    no_rope: NoRope::LastOf(4),
+    experts: Some(Experts {
+        count: 16,
+        num_per_token: 1,
+        intermediate_size: Some(8192),
+        shared: None,
+        norm_topk_prob: Some(false),
+        weighs_inputs: true,
+        names: ["feed_forward.router", "feed_forward.experts", "gate_proj", "up_proj", "down_proj"],
+        router: Some(Router {
+            counts: ["num_local_experts", "num_experts_per_tok"],
+            sigmoid: Some(0.0),
+            bias: None,
+            groups: None,
+            shared: Some(("feed_forward.shared_expert", "num_shared_experts")),
+            first: None,
+            ..DEEPSEEK
+        }),
+        form: ExpertForm::Joined,
+        ..QWEN2_EXPERTS
+    }),
+    rope_pairs: RopePairs::Neighbours,
+    rms_norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    vocab_size: Some(202_048),
+    num_attention_heads: Some(40),
+    head_dim: Some(128),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 131_072,
+    gguf: Gguf::NONE,
     ..LLAMA
 };

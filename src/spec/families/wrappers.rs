@@ -24,6 +24,7 @@ pub(in crate::spec) const WRAPPERS: &[Wrapper] = &[
     wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     wrapper("glm4v", "Glm4vForConditionalGeneration", "glm4v_text"),
     wrapper("glm46v", "Glm46VForConditionalGeneration", "glm4v_text"),
+    wrapper("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe_text"),
     wrapper("glm_ocr", "GlmOcrForConditionalGeneration", "glm_ocr_text"),
     wrapper("internvl", "InternVLForConditionalGeneration", "qwen2"),
     wrapper("llava", "LlavaForConditionalGeneration", "llama"),
@@ -33,6 +34,7 @@ pub(in crate::spec) const WRAPPERS: &[Wrapper] = &[
     wrapper("lighton_ocr", "LightOnOcrForConditionalGeneration", "qwen3"),
     wrapper("ovis2", "Ovis2ForConditionalGeneration", "qwen2"),
     wrapper("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text"),
+    Wrapper { nesting: "language_model.model.", ..wrapper("llama4", "Llama4ForConditionalGeneration", "llama4_text") },
     text_model("idefics3", "Idefics3ForConditionalGeneration"),
     text_model("smolvlm", "SmolVLMForConditionalGeneration"),
 ];

@@ -29,6 +29,7 @@ pub(super) struct Mixtures {
     has_biases: bool,
     /// The feed-forward layer is the shared expert.
     pub(super) beside_dense: bool,
+    weighs_inputs: bool,
     /// By layer.
     pub(super) is_in: Vec<bool>,
 }
@@ -42,7 +43,7 @@ pub(super) fn mixtures(
 ) -> Option<Mixtures> {
     let Experts { count, num_per_token, intermediate_size, shared, norm_topk_prob, has_biases, names, router, .. } =
         family.experts?;
-    let beside_dense = family.experts?.beside_dense;
+    let Experts { beside_dense, weighs_inputs, .. } = family.experts?;
     let is_gemma4 = family.is_gemma4();
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
         return None;
@@ -88,7 +89,7 @@ pub(super) fn mixtures(
             *is_in = (layer + 1).is_multiple_of(every) && !dense.contains(&layer);
         }
     }
-    let of_width = if beside_dense { "intermediate_size" } else { "moe_intermediate_size" };
+    let of_width = if beside_dense || weighs_inputs { "intermediate_size" } else { "moe_intermediate_size" };
     let width = intermediate_size.map_or(intermediate, |default| json.count(of_width, default, 1..=1 << 20));
     let choice = router.map_or(Choice::PLAIN, |router| choice(json, router, num_experts));
     let shared_by_gate = shared.map(|default| json.count("shared_expert_intermediate_size", default, 1..=1 << 20));
@@ -103,6 +104,12 @@ pub(super) fn mixtures(
     });
     if let Some(router) = router {
         dense_layers(json, router, &mut is_in);
+    }
+    if weighs_inputs {
+        let every = json.count("interleave_moe_layer_step", 1, 1..=1 << 16);
+        let by_step = (0..num_layers).filter(|layer| (layer + 1).is_multiple_of(every)).collect();
+        let listed = json.any("moe_layers", by_step, "a list of layers, or null", layers);
+        is_in.iter_mut().enumerate().for_each(|(layer, is_in)| *is_in = listed.contains(&layer));
     }
     let probabilities = match (router.and_then(|router| router.sigmoid), is_normalised) {
         (None, true) => Probabilities::OfChosen,
@@ -122,6 +129,7 @@ pub(super) fn mixtures(
         choice,
         has_biases,
         beside_dense,
+        weighs_inputs,
         is_in,
     })
 }
@@ -225,7 +233,7 @@ impl Mixtures {
         hidden: usize,
         mut add: impl FnMut(Site) -> SiteId,
     ) -> Mixture {
-        let Self { num_experts, num_per_token, probabilities, choice, .. } = *self;
+        let Self { num_experts, num_per_token, probabilities, choice, weighs_inputs, .. } = *self;
         let [router, experts, gate, up, down] = self.names;
         let mut site = |name: String, shape, role| add(Site { name, shape, has_bias: self.has_biases, role });
         let router = site(router.to_owned(), [num_experts, hidden], Role::Router);
@@ -263,6 +271,6 @@ impl Mixtures {
             [(inwards, [width, hidden]), (outwards, [hidden, width])]
                 .map(|(name, shape)| site(name.to_owned(), shape, Role::Linear))
         });
-        Mixture { router, probabilities, choice, num_per_token, experts, latent, shared }
+        Mixture { router, probabilities, choice, num_per_token, weighs_inputs, experts, latent, shared }
     }
 }

@@ -11,7 +11,7 @@ use crate::spec::{HEAD_NORMS, Rope, RopePairs, RopeScaling, SITE_NAMES};
 pub(super) fn widths(json: &mut Section, family: &Family, hidden: usize) -> Option<LatentWidths> {
     let AttentionExtra::Latent(default) = family.attention_extra else { return None };
     let num_heads = count_or(json, "num_attention_heads", family.num_attention_heads, 1 << 16);
-    let is_null = json.has("q_lora_rank") && json.value("q_lora_rank").is_none();
+    let is_null = json.is_null("q_lora_rank");
     let mut count = |key, default| json.count(key, default, 1..=1 << 16);
     let queries = default.queries.filter(|_| !is_null).map(|rank| count("q_lora_rank", rank));
     let key_values = count("kv_lora_rank", default.key_values);
@@ -46,7 +46,7 @@ impl LatentWidths {
         );
         #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
         let scale = 1.0 / (head_dim as f64).sqrt();
-        Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, soft_cap: None }
+        Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, chunk: None, soft_cap: None }
     }
 
     /// The attention of a layer, whose linear layers are the first of `sites`.
@@ -73,6 +73,7 @@ impl LatentWidths {
         Attention {
             heads,
             rope: Some(0),
+            query_growth: None,
             query_key_norms: None,
             norm_names: HEAD_NORMS,
             has_sinks: false,

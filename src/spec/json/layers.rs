@@ -6,14 +6,14 @@ use super::MULTIPLIER;
 use super::delta_net::DeltaNetShape;
 use super::experts::Mixtures;
 use super::state_space::StateSpaceShape;
-use crate::schema::{Section, Value};
+use crate::schema::{Node, Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 use crate::spec::block::{
     Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SharedExpert, Site,
     SiteId, Sublayer, SublayerKind, TwoBranches,
 };
 use crate::spec::family::{Arrangement, AttentionExtra, Family, LatentWidths, NoRope, Scales, Windows};
-use crate::spec::{SHORT_CONV_NAMES, ShortConv};
+use crate::spec::{QueryGrowth, SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
 /// What layers differ in.
@@ -25,6 +25,7 @@ pub(super) struct Layer {
     /// Whether it has linear attention, a short convolution or a state space in place of attention.
     pub(super) has_other: bool,
     pub(super) window: Option<usize>,
+    pub(super) chunk: Option<usize>,
     /// What it is alone; absent: it has what mixes tokens and what feeds forward.
     pub(super) alone: Option<Alone>,
 }
@@ -42,7 +43,7 @@ impl Layer {
     /// A layer of one sublayer.
     pub(super) fn alone(kind: Alone) -> Self {
         let has_other = kind == Alone::StateSpace;
-        Self { is_local: false, has_rope: false, has_other, window: None, alone: Some(kind) }
+        Self { is_local: false, has_rope: false, has_other, window: None, chunk: None, alone: Some(kind) }
     }
 }
 
@@ -95,7 +96,7 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
         }
         Windows::AllButFirst { default, pattern } => (Some(default), 0, pattern),
     };
-    let is_null = json.has("sliding_window") && json.value("sliding_window").is_none();
+    let is_null = json.is_null("sliding_window");
     let window = default.filter(|_| !is_null).map(|default| json.count("sliding_window", default, 1..=1 << 32));
     let kinds = match json.value("layer_types") {
         Some(Value::Array(kinds)) if kinds.len() == num_layers => Some(kinds),
@@ -115,14 +116,16 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
     let full = if family.has_short_convs { attention_layers(json) } else { None };
     let pattern =
         if family.delta_heads.is_some() { json.count("full_attention_interval", 4, 1..=1 << 16) } else { pattern };
+    // Granite 4's first files call it `attention`.
+    let is_full = |kind: &Value| matches!(kind.text(), Some("full_attention" | "attention"));
     let mut layers = Vec::with_capacity(num_layers);
     for layer in 0..num_layers {
         let kind = kinds.map(|kinds| kinds[layer].value());
         let is_first = matches!(family.windows, Windows::AllButFirst { .. });
         let is_last = pattern > 0 && (layer + usize::from(!is_first)) % pattern == 0;
         let is_full = match (kind, &full) {
-            // Granite 4's first files call it `attention`.
-            (Some(kind), _) => matches!(kind.text(), Some("full_attention" | "attention")),
+            (Some(kind), _) if family.has_chunks() => kind.text() == Some("chunked_attention") || is_full(kind),
+            (Some(kind), _) => is_full(kind),
             (None, Some(full)) => full.contains(&layer),
             (None, None) => layer < first || is_last || family.has_short_convs,
         };
@@ -137,9 +140,16 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             break;
         }
         let window = window.filter(|_| !is_full);
-        layers.push(Layer { is_local: !is_full, has_rope: true, has_other, window, alone: None });
+        layers.push(Layer { is_local: !is_full, has_rope: true, has_other, window, chunk: None, alone: None });
     }
     without_rope(json, family, &mut layers);
+    if family.has_chunks() && !json.is_null("attention_chunk_size") {
+        let chunk = json.count("attention_chunk_size", 8192, 1..=1 << 32);
+        for (layer, at) in layers.iter_mut().enumerate() {
+            let is_named = |kinds: &Vec<Node>| kinds[layer].value().text() == Some("chunked_attention");
+            at.chunk = kinds.map_or(at.has_rope, is_named).then_some(chunk);
+        }
+    }
     layers
 }
 
@@ -156,7 +166,7 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
         NoRope::LastOf(interval) => interval,
         NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.window.is_some()),
         NoRope::FullUnlessNull => {
-            let is_null = json.has("sliding_window") && json.value("sliding_window").is_none();
+            let is_null = json.is_null("sliding_window");
             return layers.iter_mut().for_each(|layer| layer.has_rope = is_null || layer.window.is_some());
         }
         NoRope::All => return layers.iter_mut().for_each(|layer| layer.has_rope = false),
@@ -174,6 +184,8 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
     let interval = json.count("no_rope_layer_interval", interval, 1..=1 << 16);
     let listed = match json.value("no_rope_layers") {
         Some(Value::Array(listed)) if listed.len() == layers.len() => Some(listed),
+        // Llama 4's may be empty.
+        Some(Value::Array(listed)) if listed.is_empty() => None,
         None => None,
         Some(_) => {
             let message = format!("must have one number for each of the {} layers: 0 without, 1 with", layers.len());
@@ -206,6 +218,8 @@ pub(super) struct Widths {
     pub(super) mixtures: Option<Mixtures>,
     pub(super) arrangement: Arrangement,
     pub(super) factors: PartFactors,
+    /// In layers without a rotary embedding, and with one.
+    pub(super) query_growths: [Option<QueryGrowth>; 2],
 }
 
 /// Factors of the inputs and outputs of sublayers, where they are not 1 (Falcon-H1).
@@ -355,11 +369,12 @@ impl Widths {
     fn attention(&self, family: &Family, index: usize, layer: Layer, sites: &mut Vec<Site>) -> Attention {
         let Self { hidden, biases: [of_qkv, of_output, _], .. } = *self;
         if let Some(latent) = self.latent {
-            return latent.of_layer(self.heads, hidden, [of_qkv, of_output], sites);
+            let query_growth = self.query_growths[1];
+            return Attention { query_growth, ..latent.of_layer(self.heads, hidden, [of_qkv, of_output], sites) };
         }
         let gemma4 = self.gemma4.as_ref();
         let full = gemma4.filter(|_| !layer.is_local);
-        let heads = Heads { window: layer.window, ..full.map_or(self.heads, |gemma4| gemma4.full) };
+        let heads = Heads { window: layer.window, chunk: layer.chunk, ..full.map_or(self.heads, |gemma4| gemma4.full) };
         let (query, key_value) = (heads.query_width(), heads.key_value_width());
         let [q_name, k_name, v_name, output_name, ..] = family.names.sites;
         let qkv = if family.fused[0] {
@@ -383,11 +398,22 @@ impl Widths {
         let output = add(sites, output_name, [hidden, query], of_output);
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
-        let query_key_norms = self.qk_norms;
+        let query_key_norms = self.qk_norms.filter(|norms| rope.is_some() || *norms != QueryKeyNorms::Unweighted);
         let [has_sinks, has_output_gate] =
             [AttentionExtra::Sinks, AttentionExtra::OutputGate].map(|extra| family.attention_extra == extra);
         let (has_value_norm, norm_names) = (gemma4.is_some(), family.names.head_norms);
-        Attention { heads, rope, query_key_norms, norm_names, has_sinks, has_output_gate, has_value_norm, qkv, output }
+        Attention {
+            heads,
+            rope,
+            query_growth: self.query_growths[usize::from(rope.is_some())],
+            query_key_norms,
+            norm_names,
+            has_sinks,
+            has_output_gate,
+            has_value_norm,
+            qkv,
+            output,
+        }
     }
 }
 

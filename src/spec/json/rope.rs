@@ -159,6 +159,7 @@ fn parameters(section: &mut Section, outer: Option<f64>, theta: f64, partial: f6
     let query_growth = growth.then(|| QueryGrowth {
         beta: section.number("llama_4_scaling_beta", 0.0, 0.0..=1e3),
         period: original(section, facts),
+        first: 0,
     });
     let axes = match facts.family.own_ropes {
         OwnRopes::Axes(default) => Some(axes(section, default, plain.width / 2)),
@@ -202,8 +203,8 @@ fn proportional(section: &mut Section, head_dim: usize) -> RopeScaling {
 fn llama3(section: &mut Section, facts: RopeFacts<'_>) -> RopeScaling {
     let low_freq_factor = section.required_number("low_freq_factor", 1e-6..=1e6);
     let high_freq_factor = section.required_number("high_freq_factor", 1e-6..=1e6);
-    if section.is_sound() && high_freq_factor <= low_freq_factor {
-        let message = format!("= {high_freq_factor}, expected more than `low_freq_factor` = {low_freq_factor}");
+    if section.is_sound() && high_freq_factor < low_freq_factor {
+        let message = format!("= {high_freq_factor}, expected at least `low_freq_factor` = {low_freq_factor}");
         section.problem("high_freq_factor", message);
     }
     let original_max_position_embeddings = original(section, facts);

@@ -29,7 +29,7 @@ pub(super) fn shape(json: &mut Section, keys: &StateSpaces, hidden: usize) -> St
     let num_groups = json.count(of_groups, num_groups, 1..=1 << 16);
     let mut width = head_dim.max(1);
     if keys.divides {
-        let is_null = json.has("mamba_d_ssm") && json.value("mamba_d_ssm").is_none();
+        let is_null = json.is_null("mamba_d_ssm");
         let expanded = json.count("mamba_expand", 2, 1..=1 << 8) * hidden;
         let inner = keys.width.filter(|_| !is_null);
         let inner = inner.map_or(expanded, |default| json.count("mamba_d_ssm", default, 1..=1 << 22));

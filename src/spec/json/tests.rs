@@ -186,14 +186,24 @@ fn other_families_and_heads_are_refused_with_the_list_of_known_ones() {
         ("dbrx", "it needs a mixture of experts of another kind"),
         ("jamba", "it needs state spaces of another kind and a mixture of experts"),
         ("deepseek_v32", "it needs latent attention to chosen tokens"),
-        ("falcon_mamba", "it needs state-space layers"),
+        ("falcon_mamba", "it needs state spaces of another kind"),
         ("mpt", "it needs LayerNorm and scores that fall with distance"),
         ("aya_vision", "it reads images; of such models only the text part is trained here"),
         ("bert", "it is an encoder, for embeddings and labels"),
+        ("xglm", "it needs LayerNorm, and positions added to its embeddings"),
     ] {
         let expected = format!("= \"{name}\" is not supported: {lacking}");
         assert!(refused(name).contains(&expected), "{}", refused(name));
     }
+    let around = |name: &str, text: &str| {
+        let config = format!(r#"{{"model_type": "{name}", "text_config": {{"model_type": "{text}"}}}}"#);
+        ModelConfig::from_json(&config).unwrap_err().to_string()
+    };
+    for name in ["aya_vision", "unknown_vl"] {
+        let expected = "not supported: it stands around `cohere2`, which is trained here where that is saved by itself";
+        assert!(around(name, "cohere2").contains(expected), "{}", around(name, "cohere2"));
+    }
+    assert!(around("paligemma", "gemma").contains("its answers see all of the image"));
     let nested = refusal(r#", "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}"#);
     assert!(nested.contains("`rope_parameters` differ by kind of layer"), "{nested}");
     assert!(ModelConfig::from_json("{}").unwrap_err().to_string().contains("`model_type` is missing"));
@@ -219,7 +229,7 @@ fn a_language_model_among_others_is_of_the_type_that_its_config_names_and_may_li
     assert_eq!(flat.module_name(0, 6), "model.language_model.layers.0.mlp.down_proj");
     let refused = around("llava", r#""model_type": "mamba", "#).unwrap_err().to_string();
     assert!(
-        refused.contains("`text_config.model_type` = \"mamba\" is not supported: it needs state-space"),
+        refused.contains("`text_config.model_type` = \"mamba\" is not supported: it needs state spaces"),
         "{refused}"
     );
 }
@@ -459,6 +469,50 @@ fn phi_has_biases_everywhere_and_exaone_no_rotary_embedding_beside_windows() {
     assert_eq!(exaone(&format!(r#", "sliding_window": 9{letters}"#)), [Some(0), None]);
     assert_eq!(exaone(r#", "sliding_window": null"#), [Some(0), Some(0)]);
     assert!(read_as("exaone4", r#", "sliding_window_pattern": "LG""#).is_err());
+}
+
+#[test]
+fn heads_whose_width_is_said_need_not_divide_that_of_the_model() {
+    let glm =
+        BASE.replace("\"llama\"", "\"glm4_moe\"").replace("\"num_attention_heads\": 4", "\"num_attention_heads\": 6");
+    let glm = format!("{glm}, \"num_key_value_heads\": 2");
+    let named = r#", "architectures": ["LlamaForCausalLM"]"#;
+    let said = ModelConfig::from_json(&format!("{glm}, \"head_dim\": 16{named}}}")).unwrap();
+    assert_eq!(said.blocks[0].attention().unwrap().heads.query_width(), 96);
+    let refused = ModelConfig::from_json(&format!("{glm}}}")).unwrap_err().to_string();
+    assert!(refused.contains("`hidden_size` = 64 is not a multiple of `num_attention_heads` = 6"), "{refused}");
+}
+
+#[test]
+fn layers_of_llama_4_see_chunks_or_grow_their_queries() {
+    let llama4 = |more: &str| {
+        let text = format!(r#", "num_key_value_heads": 2, "intermediate_size_mlp": 96, "intermediate_size": 40{more}"#);
+        let text = format!(
+            "{}{text}}}",
+            BASE.replace("\"llama\"", "\"llama4_text\"").replace("\"intermediate_size\": 96,", "")
+        );
+        ModelConfig::from_json(&text).unwrap()
+    };
+    let config = llama4(r#", "no_rope_layers": [0, 1], "moe_layers": [1], "floor_scale": 4"#);
+    let of = |layer: usize| config.blocks[layer].attention().unwrap();
+    assert_eq!([of(0).rope, of(1).rope], [None, Some(0)]);
+    assert_eq!([of(0).query_key_norms, of(1).query_key_norms], [None, Some(QueryKeyNorms::Unweighted)]);
+    assert!(config.blocks.iter().all(|block| block.norms(64).count() == 2));
+    assert_eq!([of(0).heads.chunk, of(1).heads.chunk], [None, Some(8192)]);
+    assert_eq!([of(0).query_growth, of(1).query_growth].map(|growth| growth.map(|it| it.factor(2))), [Some(1.0), None]);
+    assert_eq!(of(0).query_growth.unwrap().factor(3), (1.0 + 0.1 * 2_f64.ln()) as f32);
+    assert_eq!((config.longest_sharing(), config.blocks[0].gated().unwrap().intermediate_size), (8192, 96));
+    let mixture = config.blocks[1].mixture().unwrap();
+    assert!(mixture.weighs_inputs && mixture.all().all(|gated| gated.intermediate_size == 40));
+    assert_eq!((mixture.experts.len(), mixture.probabilities), (16, Probabilities::Sigmoids));
+    let by_step = llama4(r#", "interleave_moe_layer_step": 2, "no_rope_layers": [], "use_qk_norm": false"#);
+    assert!(by_step.blocks[0].mixture().is_none() && by_step.blocks[1].mixture().is_some());
+    assert!(by_step.blocks.iter().all(|block| block.attention().unwrap().query_key_norms.is_none()));
+    let open = llama4(r#", "attention_chunk_size": null, "attn_temperature_tuning": false, "no_rope_layers": [0, 1]"#);
+    let attentions = open.blocks.iter().filter_map(Block::attention);
+    assert!(attentions.map(|it| (it.heads.chunk, it.query_growth)).all(|it| it == (None, None)));
+    let listed = llama4(r#", "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [0, 1]"#);
+    assert_eq!(listed.blocks.iter().filter_map(|it| it.attention()?.heads.chunk).collect::<Vec<_>>(), [8192]);
 }
 
 #[test]

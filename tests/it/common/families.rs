@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 91] = [
+pub(crate) const FAMILIES: [&str; 93] = [
     "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
     "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
     "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
@@ -19,7 +19,7 @@ pub(crate) const FAMILIES: [&str; 91] = [
     "lfm2_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "minicpm3",
     "granitemoehybrid-mamba", "granitemoehybrid-experts", "nemotron_h", "nemotron_h-latent", "falcon_h1", "cohere",
     "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe", "gpt_neox",
-    "cohere-norms", "stablelm-norms", "phi", "exaone4", "exaone_moe", "solar_open", "hy_v3",
+    "cohere-norms", "stablelm-norms", "phi", "exaone4", "exaone_moe", "solar_open", "hy_v3", "llama4", "glm4v_moe",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
@@ -82,6 +82,9 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     if config.model_type == "gpt_oss" {
         join_experts(&config, &mut tensors);
     }
+    if config.model_type == "llama4_text" {
+        join_turned(&config, &mut tensors);
+    }
     let own = ["experts.gate_up_proj", "experts.down_proj"];
     match &*config.model_type {
         _ if config.blocks[0].two_branches().is_some() => join_halves(&config, &mut tensors, "experts", own),
@@ -116,6 +119,31 @@ fn join_halves(config: &ModelConfig, tensors: &mut Tensors, experts: &str, joine
             let bytes = matrices.into_iter().flat_map(|(_, bytes)| bytes).collect();
             let shape = vec![num_experts, parts.len() * rows, columns];
             tensors.insert(in_block(joined), (shape, bytes));
+        }
+    }
+}
+
+/// Puts the matrices of experts into one tensor for all of a layer, as Llama 4 has them: transposed, up beside gate.
+fn join_turned(config: &ModelConfig, tensors: &mut Tensors) {
+    let mixtures = config.blocks.iter().enumerate().filter_map(|(layer, block)| Some((layer, block.mixture()?)));
+    for (layer, mixture) in mixtures {
+        let within = config.module_of(&format!("model.layers.{layer}.feed_forward.experts"));
+        for (joined, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+            let (mut values, mut shape) = (Vec::new(), Vec::new());
+            for expert in 0..mixture.experts.len() {
+                let name = |part| format!("{within}.{expert}.{part}.weight");
+                let matrices: Vec<_> = parts.iter().map(|part| tensors.remove(&name(part)).unwrap()).collect();
+                let [rows, columns] = [matrices[0].0[0], matrices[0].0[1]];
+                let places = (0..columns).flat_map(|column| (0..rows).map(move |row| 4 * (row * columns + column)));
+                let places: Vec<usize> = places.collect();
+                for column in places.chunks(rows) {
+                    let of =
+                        |(_, bytes): &(_, Vec<u8>)| column.iter().flat_map(|&at| bytes[at..at + 4].to_vec()).collect();
+                    values.extend(matrices.iter().flat_map(|matrix| -> Vec<u8> { of(matrix) }));
+                }
+                shape = vec![mixture.experts.len(), columns, parts.len() * rows];
+            }
+            tensors.insert(format!("{within}.{joined}"), (shape, values));
         }
     }
 }

@@ -48,7 +48,7 @@ impl spec::Mixture {
         sorted: &Sorted,
         linears: &Linears<'_>,
     ) -> GatedKept {
-        let rows = together.gather(x, sorted, false);
+        let rows = together.gather(x, sorted, self.weighs_inputs);
         let outputs = experts::forward(together, &rows, &self.gate_up(linears), sorted);
         let sites = self.experts[0].gate_up.sites().iter();
         let mut outputs = sites.zip(outputs).map(|(site, y)| with_update(together, *site, y, &rows, sorted, linears));
@@ -94,7 +94,7 @@ impl spec::Mixture {
         if linears.of_experts().is_empty() {
             return (dx, products);
         }
-        let rows = together.gather(&x, sorted, false);
+        let rows = together.gather(&x, sorted, self.weighs_inputs);
         let add = |dx, (site, dy): (&SiteId, _)| update_backward(together, *site, [dy, &rows], dx, sorted, linears);
         (sites.iter().zip(&dys).fold(dx, add), products)
     }

@@ -391,7 +391,7 @@ impl<A: Arithmetic> KeyBlock<'_, A> {
         let place = first_query + query;
         let p = &mut self.p[query * TILE..query * TILE + columns];
         let ds = &mut self.ds[query * TILE..query * TILE + columns];
-        let hidden_before = self.shape.first_key(place).saturating_sub(first_key).min(columns);
+        let hidden_before = self.shape.first_seen(place).saturating_sub(first_key).min(columns);
         let visible_end = (place + 1).saturating_sub(first_key).min(num_keys).min(columns);
         let row = place - self.task.queries.start;
         let [_, mut factor] = A::factors(self.shape.product_factor());

@@ -177,7 +177,7 @@ pub fn attention_of_last(
         v.len(),
         keys.num_tokens
     );
-    let first = shape.first_key(tokens - 1);
+    let first = shape.first_seen(tokens - 1);
     let blocks = first / BLOCK..tokens.div_ceil(BLOCK);
     let start = blocks.start * BLOCK * width;
     let (keys, v) = (&keys.values[start..blocks.end * BLOCK * width], &v[start..tokens * width]);
@@ -211,7 +211,7 @@ mod tests {
             (3, 2, 2, 16, Some(9), None),
             (300, 4, 1, 136, Some(100), Some(2.0)),
         ] {
-            let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window, soft_cap };
+            let shape = Heads { num_heads, num_kv_heads, head_dim, scale: 0.3, window, chunk: None, soft_cap };
             let q = random(tokens * shape.query_width(), 1);
             let (k, v) = (random(tokens * shape.key_value_width(), 2), random(tokens * shape.key_value_width(), 3));
             let (mut all, mut all_lse) = (vec![0.0; q.len()], vec![0.0; num_heads * tokens]);

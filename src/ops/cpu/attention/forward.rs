@@ -166,7 +166,7 @@ impl<A: Arithmetic> WithSimd for QueryTile<'_, A> {
         self.heads.sum.fill(0.0);
         let (width, prefix_len) = (shape.key_value_width(), self.prefix_len);
         let end = self.first_query + self.num_queries;
-        let first = shape.first_key(self.first_query) / TILE * TILE;
+        let first = shape.first_seen(self.first_query) / TILE * TILE;
         let of_prefix = (first..prefix_len).step_by(TILE).map(|first_key| (first_key, prefix_len));
         let of_own = (first.max(prefix_len)..end).step_by(TILE).map(|first_key| (first_key, end));
         for (first_key, end) in of_prefix.chain(of_own) {

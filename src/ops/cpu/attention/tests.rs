@@ -122,7 +122,15 @@ fn check_stretches(tokens: usize, stretches: &[Stretch], shape: &Heads, spread: 
 }
 
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize, window: Option<usize>) -> Heads {
-    Heads { num_heads, num_kv_heads, head_dim, scale: 1.0 / (head_dim as f64).sqrt(), window, soft_cap: None }
+    Heads {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f64).sqrt(),
+        window,
+        chunk: None,
+        soft_cap: None,
+    }
 }
 
 #[test]

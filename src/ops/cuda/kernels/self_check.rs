@@ -162,7 +162,7 @@ fn read<const N: usize>(results: [(&'static str, &Tensor<2>); N]) -> Result<Resu
 
 /// Heads three of which share keys, so that on a large GPU each sums gradients of keys by itself.
 const GROUPED: Heads =
-    Heads { num_heads: 6, num_kv_heads: 2, head_dim: 64, scale: 0.125, window: None, soft_cap: None };
+    Heads { num_heads: 6, num_kv_heads: 2, head_dim: 64, scale: 0.125, window: None, chunk: None, soft_cap: None };
 
 /// Output and gradients of an attention of two rows, the second of which has two documents.
 fn attend(device: &Device, dtype: DType, heads: Heads) -> Result<Results, String> {
@@ -184,7 +184,15 @@ fn attend(device: &Device, dtype: DType, heads: Heads) -> Result<Results, String
 /// Output of the attention of tokens that come behind three texts, one of which is longer than a chunk of keys; with a window, scores
 /// have a cap, too.
 fn attend_in_caches(device: &Device, dtype: DType, head_dim: usize, window: Option<usize>) -> Result<Results, String> {
-    let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim, scale: 0.125, window, soft_cap: window.map(|_| 2.0) };
+    let heads = Heads {
+        num_heads: 6,
+        num_kv_heads: 2,
+        head_dim,
+        scale: 0.125,
+        window,
+        chunk: None,
+        soft_cap: window.map(|_| 2.0),
+    };
     let place = place_of(device, dtype);
     let tensor = |rows: usize, width: usize, seed: usize| numbers([rows, width], seed, device).cast(dtype);
     let mut caches = [0; 3].map(|_| KeyValueCache::new(place, heads, device, dtype));
@@ -392,7 +400,8 @@ fn turned(device: &Device, dtype: DType) -> Result<Results, String> {
         let (tables, positions) =
             (Arc::from([table().within(head_dim, pairs)]), (0..u32::from(tokens)).rev().collect());
         let layout = Layout::new(1, vec![(0, tokens.into())], positions, tables);
-        let heads = Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, soft_cap: None };
+        let heads =
+            Heads { num_heads, num_kv_heads: 1, head_dim, scale: 1.0, window: None, chunk: None, soft_cap: None };
         let x = |num_heads| numbers([tokens.into(), head_dim * num_heads], 1, device).cast(dtype);
         let turned = |inverse| rotate(place, [x(num_heads), x(1)], &layout, 0, heads, inverse);
         let weight = numbers([1, head_dim], 2, device).cast(DType::F32).reshape([head_dim]);

@@ -148,7 +148,8 @@ mod tests {
         let d_o = Tensor::cat(vec![d_o.clone().narrow(0, 0, 20), d_o.narrow(0, 20, 2) * 0.0], 0);
         let layout = layout(&device);
         for window in [None, Some(3)] {
-            let heads = Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window, soft_cap: None };
+            let heads =
+                Heads { num_heads: 6, num_kv_heads: 2, head_dim: 8, scale: 0.3, window, chunk: None, soft_cap: None };
             let inputs = AttentionInputs { qkv: [&q, &k, &v], layout: &layout, heads };
             let [one, other] = [place_on(DeviceKind::Cpu), plain(F32Products::OfDevice)].map(|place| {
                 let attended = attention(place, inputs);

@@ -133,8 +133,15 @@ mod tests {
 
     #[test]
     fn the_scores_of_a_chunk_are_those_that_are_planned() {
-        let heads =
-            Heads { num_heads: 16, num_kv_heads: 8, head_dim: 256, scale: 1.0, window: None, soft_cap: Some(50.0) };
+        let heads = Heads {
+            num_heads: 16,
+            num_kv_heads: 8,
+            head_dim: 256,
+            scale: 1.0,
+            window: None,
+            chunk: None,
+            soft_cap: Some(50.0),
+        };
         // 341 queries would fill 256 MiB; of rows of 16,384 tokens 32.
         for ([rows, length], len) in [([3, 4096], 512), ([8, 16_384], 64), ([2, 48], 48)] {
             let chunks = QueryChunk::of([rows, length], &[(0, length)], heads, &Device::flex());
