@@ -55,8 +55,15 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     difference / norm(&mut expected.iter().copied()).max(f32::MIN_POSITIVE)
 }
 
-const HEADS: Heads =
-    Heads { num_heads: 4, num_kv_heads: 2, head_dim: 32, scale: 0.176_776_695_296_636_9, window: None, soft_cap: None };
+const HEADS: Heads = Heads {
+    num_heads: 4,
+    num_kv_heads: 2,
+    head_dim: 32,
+    scale: 0.176_776_695_296_636_9,
+    window: None,
+    chunk: None,
+    soft_cap: None,
+};
 
 /// Output and the three gradients of an attention of two rows, the second of which has two documents.
 fn attend(device: &Device, dtype: DType, heads: Heads) -> [Vec<f32>; 4] {
@@ -187,9 +194,10 @@ fn an_update_that_is_queued_before_the_loss_is_known_is_the_one_that_the_host_as
 }
 
 /// Loss and gradient norm of two steps of the model in `folder`, with weights in the first of two types and products in the second,
-/// and the gradients of the first.
+/// and the gradients of the first; experts have adapters where these have a rank.
 fn train(
     folder: &Path,
+    expert_rank: Option<usize>,
     [dtype, compute]: [Dtype; 2],
     device: &Device,
     gradient_checkpointing: GradientCheckpointing,
@@ -197,7 +205,7 @@ fn train(
     let config = ModelConfig::from_file(&folder.join("config.json")).unwrap();
     let weights = Weights::Files(WeightFiles::open(folder).unwrap());
     let model = load::load(&config, &weights, dtype, compute, device).unwrap();
-    let selection = LoraConfig { r: 4, ..LoraConfig::default() }.select(&config).unwrap();
+    let selection = LoraConfig { r: 4, expert_rank, ..LoraConfig::default() }.select(&config).unwrap();
     let adapters = AdapterSet::new(&model.config, &selection, InitLoraWeights::Gaussian, 0.0, 2, device);
     let train = TrainConfig { gradient_checkpointing, ..TrainConfig::default() };
     let mut step = TrainStep::new(model, adapters, &train, &OptimizerConfig::default(), None, 0);
@@ -226,9 +234,9 @@ fn rows_of_odd_lengths_give_the_losses_and_gradients_of_the_cpus_kernels_whateve
     for (family, ways) in families {
         let folder = tempfile::tempdir().unwrap();
         write_family(family, folder.path());
-        let (figures, grads) = train(folder.path(), [Dtype::F32; 2], &Device::flex(), GradientCheckpointing::On);
+        let (figures, grads) = train(folder.path(), None, [Dtype::F32; 2], &Device::flex(), GradientCheckpointing::On);
         for way in ways {
-            let (found, found_grads) = train(folder.path(), [Dtype::F32; 2], &Device::cuda(0), *way);
+            let (found, found_grads) = train(folder.path(), None, [Dtype::F32; 2], &Device::cuda(0), *way);
             let error = relative_error(&found_grads, &grads);
             assert!(error < 5.0 * TF32, "{family}, {way:?}: gradients differ by {error}");
             for (found, expected) in found.iter().zip(&figures) {
@@ -250,6 +258,53 @@ fn changed(name: &str, changes: &Value) -> String {
         section[key] = value.clone();
     }
     json.to_string()
+}
+
+/// Shapes of which `configs` has none: routers with sigmoids, adapters on experts, latents, state spaces and chunks.
+fn made() -> [(&'static str, Value, Option<usize>); 5] {
+    let experts = json!({"n_routed_experts": 3, "num_experts_per_tok": 3, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "moe_intermediate_size": 48, "routed_scaling_factor": 1.7});
+    let with = |base: &Value, more: Value| {
+        let mut all = base.clone();
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    [
+        (
+            "glm4_moe",
+            with(&experts, json!({"architectures": ["Glm4MoeForCausalLM"], "head_dim": 64, "use_qk_norm": true})),
+            None,
+        ),
+        (
+            "qwen3_moe",
+            json!({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 64, "num_experts": 3, "num_experts_per_tok": 3,
+                "moe_intermediate_size": 48, "norm_topk_prob": true}),
+            Some(3),
+        ),
+        (
+            "deepseek_v3",
+            with(
+                &experts,
+                json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 2, "q_lora_rank": 24,
+                "kv_lora_rank": 40, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 48}),
+            ),
+            None,
+        ),
+        (
+            "granitemoehybrid",
+            json!({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba", "attention"],
+                "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": null, "mamba_n_heads": 4,
+                "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2}),
+            None,
+        ),
+        (
+            "llama4_text",
+            json!({"architectures": ["Llama4ForCausalLM"], "head_dim": 64, "num_local_experts": 3, "num_experts_per_tok": 3,
+                "intermediate_size": 48, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
+                "no_rope_layers": [0, 1], "attention_chunk_size": 9, "floor_scale": 4}),
+            None,
+        ),
+    ]
 }
 
 /// Tokens pass all experts: rounding may choose others. Heads of the delta rule are as wide as published ones.
@@ -313,11 +368,20 @@ fn in_bf16_every_family_has_the_gradients_of_the_cpu() {
         ("lfm2-1.2b", json!({"num_hidden_layers": 3, "block_ff_dim": 96, "block_multiple_of": 16})),
     ];
     let others = others.into_iter().map(|(name, changes)| (name, changes, On));
-    for (name, changes, way) in models.clone().into_iter().chain(others) {
+    let published = models.clone().into_iter().chain(others);
+    let published = published.map(|(name, changes, way)| (name, changed(name, &changes), None, way));
+    let made = made().map(|(name, shape, expert_rank)| {
+        let mut config = json!({"model_type": name, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "vocab_size": 264, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+            "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2});
+        config.as_object_mut().unwrap().extend(shape.as_object().unwrap().clone());
+        (name, config.to_string(), expert_rank, Off)
+    });
+    for (name, config, expert_rank, way) in published.chain(made) {
         let folder = tempfile::tempdir().unwrap();
-        write_model(&changed(name, &changes), folder.path());
-        let (figures, grads) = train(folder.path(), [Dtype::Bf16, Dtype::F32], &Device::flex(), way);
-        let (found, found_grads) = train(folder.path(), [Dtype::Bf16; 2], &Device::cuda(0), way);
+        write_model(&config, folder.path());
+        let (figures, grads) = train(folder.path(), expert_rank, [Dtype::Bf16, Dtype::F32], &Device::flex(), way);
+        let (found, found_grads) = train(folder.path(), expert_rank, [Dtype::Bf16; 2], &Device::cuda(0), way);
         let error = relative_error(&found_grads, &grads);
         println!("{name}: gradients differ by {error:.1e}, the loss by {:.1e}", (found[0] / figures[0] - 1.0).abs());
         // Its delta rule hands what is rounded from token to token, and its experts multiply that.

@@ -11,9 +11,9 @@ use lora_train::lora::combine::{Combination, CombinationType, MajoritySign};
 use lora_train::lora::{AdapterSet, Matrices};
 use lora_train::save::export::{
     HostMatrix, MergeOptions, SavedAdapter, adapter_weights, check_adapter, check_written, combine, merge,
-    read_adapter, write_adapter, write_combined,
+    read_adapter, write_adapter, write_combined, write_plain,
 };
-use lora_train::spec::ModelConfig;
+use lora_train::spec::{ExpertForm, ModelConfig};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
@@ -92,6 +92,21 @@ fn combined_adapters_of_experts_give_the_sum_of_their_updates() {
         write_adapter(&paths[0], &weights, &lora, "base").unwrap();
         weights.values_mut().for_each(|pair| pair.b.values.iter_mut().for_each(|value| *value *= 2.0));
         write_adapter(&paths[1], &weights, &lora, "base").unwrap();
+        // In the form that every server reads, where it has experts one by one.
+        let plain = folder.path().join("plain");
+        let written = write_plain(&paths[0], &golden.model_dir, "base", &plain);
+        let batch = batch(&rows(&golden.json["batch"]));
+        if model.config.expert_form() == ExpertForm::Apart {
+            assert_eq!(written.unwrap(), lora.r.max(3));
+            let read = read_adapter(&plain).unwrap().named_for(&model.config);
+            assert!(read.config.rank_pattern.is_empty() && read.config.expert_rank == Some(read.config.r));
+            let set = read.into_set(&plain, &model.config, &Device::flex()).unwrap();
+            let [expected, found] = [&adapters, &set].map(|set| values(&model.logits(&batch, set)));
+            let scale = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5 * scale));
+        } else {
+            assert!(written.unwrap_err().to_string().contains("experts' adapters are joined in the file"));
+        }
         let [one, twice] = paths;
         let kind = CombinationType::Cat;
         let combination =
@@ -104,7 +119,6 @@ fn combined_adapters_of_experts_give_the_sum_of_their_updates() {
         // The file's rank is that of experts.
         assert_eq!((read.config.r, read.config.expert_rank), (6, Some(6)));
         let set = read.into_set(&out, &model.config, &Device::flex()).unwrap();
-        let batch = batch(&rows(&golden.json["batch"]));
         let [expected, found] = [&adapters, &set].map(|set| values(&model.logits(&batch, set)));
         let scale = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
