@@ -27,7 +27,7 @@ pub use eval::{BestBy, EvalConfig, Metric, Take, TaskConfig, num_evaluations};
 pub use file_type::FileType;
 pub use logging::{LoggingConfig, MostRollouts};
 pub use lora::{InitLoraWeights, LoraConfig, TargetModules};
-pub(crate) use lora::{layers_regex, meant_layer};
+pub(crate) use lora::{is_of_tower, layers_regex, meant_layer};
 pub use model::{Init, ModelOptions, Quantization, Residency};
 pub use objective::{
     Aggregation, Divergence, EnvironmentConfig, ImportanceSamplingLevel, LossType, ObjectiveConfig, ObjectiveName,

@@ -24,7 +24,7 @@ pub mod resize;
 
 use features::read_exact_at;
 pub use features::{FeatureKey, FeatureWriter, Features, is_of_image};
-use picture::Picture;
+use picture::{Oddities, Picture};
 use resize::resize;
 
 /// Id of the first token of an image; what is below is a token of the vocabulary.
@@ -32,6 +32,8 @@ pub const FIRST_IMAGE_ID: u32 = 1 << 29;
 
 /// Ids that tokens of images may have: the two bits above have another meaning in token files.
 const NUM_IDS: u32 = 1 << 29;
+
+const PLACES: &str = "\n  hint: paths start beside the file with the rows, or in `data.image_folder`";
 
 /// Larger files are refused.
 const MOST_FILE_BYTES: u64 = 256 << 20;
@@ -81,6 +83,10 @@ pub struct Image {
     source: Source,
     /// SHA-256 of the file.
     pub content: [u8; 32],
+    /// Width and height of the file's picture.
+    pub size: [usize; 2],
+    /// What is seen otherwise than one may expect.
+    pub odd: Oddities,
     /// What is seen of it.
     pub cut: Cut,
     /// Id of the first of its tokens.
@@ -200,10 +206,14 @@ impl Images {
             (if web.keeps() { Source::Web(name.to_owned()) } else { Source::Bytes(bytes.clone()) }, bytes)
         } else {
             let path = PathBuf::from(name.strip_prefix("file://").unwrap_or(name));
-            let bytes = of_file(&path)?;
+            let bytes = of_file(&path).map_err(|reason| {
+                let is_lost = self.spools && reason.starts_with("cannot be read");
+                reason + if is_lost { PLACES } else { "" }
+            })?;
             (Source::File(path), bytes)
         };
-        let cut = self.vision()?.cut(picture::size_of(&bytes)?, self.limits.most_pixels)?;
+        let (size, odd) = picture::header_of(&bytes)?;
+        let cut = self.vision()?.cut(size, self.limits.most_pixels)?;
         let content: [u8; 32] = Sha256::digest(&bytes).into();
         let found = &mut *self.found();
         // Another row may have named it meanwhile.
@@ -223,7 +233,7 @@ impl Images {
         }
         let source =
             if let (Source::Bytes(bytes), true) = (&source, self.spools) { found.spool(bytes)? } else { source };
-        let image = Arc::new(Image { name: shown(name), source, content, cut, first_id });
+        let image = Arc::new(Image { name: shown(name), source, content, size, odd, cut, first_id });
         found.images.insert(first_id, Arc::clone(&image));
         Ok(image)
     }
@@ -409,9 +419,9 @@ fn of_file(path: &Path) -> Result<Vec<u8>, String> {
 
 /// The bytes of a `data:` address without its beginning.
 fn of_data(data: &str) -> Result<Vec<u8>, String> {
-    let encoded = data.split_once(";base64,").map(|(_, encoded)| encoded);
-    let bytes = encoded.and_then(|encoded| STANDARD.decode(encoded.trim()).ok());
-    bytes.ok_or_else(|| "is no `data:image/...;base64,` of an image".to_owned())
+    let (_, encoded) = data.split_once(";base64,").ok_or("is no `data:image/...;base64,` of an image")?;
+    let encoded: Vec<u8> = encoded.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    STANDARD.decode(encoded).map_err(|error| format!("has damaged base64: {error}"))
 }
 
 #[cfg(test)]

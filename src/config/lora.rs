@@ -321,8 +321,17 @@ fn accept_name(item: &Node) -> Result<String, Option<String>> {
     }
 }
 
+/// Whether a name is that of a module which makes what is seen of an image.
+pub(crate) fn is_of_tower(name: &str) -> bool {
+    let parts = ["visual", "vision", "multi_modal_projector", "modality_projection", "connector", "merger", "mlp_AR"];
+    parts.iter().any(|part| name.contains(part))
+}
+
 /// The layer name closest to `name`, or the list of layer names, as a hint.
 pub(crate) fn meant_layer(name: &str, layers: &[&str]) -> String {
+    if is_of_tower(name) {
+        return "vision tower and projector stay as they are, and each image is encoded once: leave it out".to_owned();
+    }
     let last = name.rsplit('.').next().unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
     match closest(last, layers.iter().copied()) {
         Some(layer) => format!("did you mean `{layer}`?"),

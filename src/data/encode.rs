@@ -166,6 +166,9 @@ const NO_TEMPLATE: &str = "a conversation needs a chat template and the model ha
 /// Why a conversation carries no loss.
 pub(super) const NO_ANSWER: &str = "no message is an answer of the assistant";
 
+const IMAGE_ALONE: &str = "answers with an image and no text, and images carry no loss\n  hint: models write text: add what is to be \
+                           answered, or show the image in a message of the user";
+
 /// What is unusual about a row but not wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
@@ -293,7 +296,11 @@ impl Encoder<'_> {
             with_answers(template, messages, tools)?
         };
         let is_answer = |message: &Value| message["role"] == "assistant";
-        let empty = empty_answer.map(|index| format!("message {} is an empty answer", index + 1));
+        let empty = empty_answer.map(|index| {
+            let mut parts = messages[index]["content"].as_array().into_iter().flatten();
+            let what = if parts.any(|part| part["type"] == "image") { IMAGE_ALONE } else { "is an empty answer" };
+            format!("message {} {what}", index + 1)
+        });
         let without_loss = || {
             let is_asked = messages.iter().any(is_answer);
             if is_asked { "all answers have weight 0".to_owned() } else { NO_ANSWER.to_owned() }

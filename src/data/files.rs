@@ -215,7 +215,7 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
     }
 }
 
-/// The data files of a folder, sorted; files with other endings are left out, and so are hidden ones.
+/// The data files of a folder, sorted; files with other endings are left out, and so are hidden ones and what lists data sets.
 fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String> {
     refuse_saved(folder)?;
     let entries = std::fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -223,7 +223,7 @@ fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String>
     let mut paths: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).collect();
     paths.sort();
     let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    paths.retain(|path| !name(path).starts_with('.'));
+    paths.retain(|path| !name(path).starts_with('.') && name(path) != "dataset_info.json");
     let is_data = |path: &&PathBuf| path.is_file() && FileKind::of(path).is_some();
     let files: Vec<PathBuf> = paths.iter().filter(is_data).cloned().collect();
     if !files.is_empty() {

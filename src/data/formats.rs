@@ -74,7 +74,7 @@ impl Sample {
     }
 }
 
-const TEXT_ONLY: &str = "this trainer learns from text only, and from images as `lora-train help images` says";
+const TEXT_ONLY: &str = "text alone is learnt from, and images with the models that `lora-train help images` lists";
 
 /// Reads a message or a turn of a conversation.
 type ReadMessage = fn(&Value, Option<&ChatTemplate>) -> Result<Value, String>;
@@ -137,13 +137,16 @@ impl RowFormat {
         if self.format == DataFormat::Prompt {
             return;
         }
-        let (required, optional) = self.format.columns();
+        let ((required, optional), prompt) = (self.format.columns(), self.name_of("prompt"));
+        let is_completed = self.format == DataFormat::PromptCompletion && self.has_messages(row);
+        let is_list = is_completed || self.list_column().is_some();
         let is_used = |column: &str| {
             let names = required.iter().chain(optional).filter(|name| self.has_margins || **name != "margin");
             let mut used = names.map(|name| self.name_of(name));
             used.any(|name| name == column)
-                || (self.list_column().is_some() && (column == "functions" || LOSS_KEYS.contains(&column)))
-                || (self.images.is_some() && matches!(column, "image" | "images"))
+                || (is_list && (column == "functions" || LOSS_KEYS.contains(&column)))
+                || (is_completed && matches!(column, "system" | "tools"))
+                || (self.images.is_some() && self.format != DataFormat::Text && images::is_column(row, column))
         };
         let names = row.as_object().into_iter().flat_map(Map::keys);
         for name in names.filter(|name| !is_used(name)) {
@@ -151,7 +154,6 @@ impl RowFormat {
                 unused.insert(name.clone());
             }
         }
-        let prompt = self.name_of("prompt");
         let keys = row[prompt].as_object().filter(|keys| keys.contains_key("messages")).into_iter().flat_map(Map::keys);
         unused.extend(
             keys.filter(|key| !["messages", "tools"].contains(&key.as_str())).map(|key| format!("{prompt}.{key}")),
@@ -199,6 +201,9 @@ impl RowFormat {
                 self.chat(messages, row)
             }
             DataFormat::Alpaca => self.alpaca(row, template),
+            DataFormat::PromptCompletion if template.is_some() && self.has_messages(row) => {
+                self.completed(row, template)
+            }
             DataFormat::PromptCompletion => {
                 let (prompt, completion) = (self.text_of(row, "prompt")?, self.completion(row)?);
                 if template.is_some() {
@@ -363,7 +368,9 @@ impl RowFormat {
     /// Refuses a row with media beside its texts, unless the recipe names the texts.
     fn refuse_other_media(&self, row: &Value) -> Result<(), String> {
         let columns = || self.format.columns().0.iter().map(|name| format!("{name} = {:?}", self.name_of(name)));
-        refuse_media(row).map_err(|reason| {
+        let has_file = images::is_column(row, "file_name");
+        let file = has_file.then(|| format!("the row has the `file_name` of an image; {TEXT_ONLY}"));
+        refuse_media(row).and_then(|()| file.map_or(Ok(()), Err)).map_err(|reason| {
             let columns = columns().collect::<Vec<_>>().join(", ");
             format!("{reason}\n  hint: `columns = {{ {columns} }}` says that the text alone is meant")
         })
@@ -408,8 +415,11 @@ impl RowFormat {
     fn text_of<'a>(&self, row: &'a Value, name: &str) -> Result<Cow<'a, str>, String> {
         let value = self.column(row, name)?;
         text(value).ok_or_else(|| {
-            let hint =
-                if value.is_array() { "\n  hint: lists of messages are joined in one column `messages`" } else { "" };
+            let hint = if value.is_array() {
+                "\n  hint: a list of messages needs a chat template: `data.chat_template` names a Jinja file"
+            } else {
+                ""
+            };
             format!("`{}` must be text, not {}{hint}", self.name_of(name), kind_of(value))
         })
     }

@@ -31,6 +31,18 @@ struct Header {
     /// Bytes of a pixel.
     pixel_bytes: usize,
     orientation: Orientation,
+    odd: Oddities,
+}
+
+/// What is seen otherwise than one may expect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// Whether it has several pictures, of which the first is seen.
+    pub moves: bool,
+    /// Whether its colors have 16 bits, of which the upper 8 are seen.
+    pub is_deep: bool,
+    /// Whether some of it may be transparent, and then is on white.
+    pub is_transparent: bool,
 }
 
 /// Pixels as a decoder has them, row by row.
@@ -44,10 +56,18 @@ struct Decoded {
 /// Width and height of an image as it will be seen, from its header.
 ///
 /// # Errors
-/// What is no PNG, JPEG, GIF or WebP, has a damaged header, or more than [`MOST_PIXELS`].
+/// What is no PNG, JPEG, GIF or WebP, has a damaged header or no end, or more than [`MOST_PIXELS`].
 pub fn size_of(file: &[u8]) -> Result<[usize; 2], String> {
+    header_of(file).map(|(size, _)| size)
+}
+
+/// The same, and what is odd about the image.
+///
+/// # Errors
+/// As [`size_of`].
+pub fn header_of(file: &[u8]) -> Result<([usize; 2], Oddities), String> {
     let (_, header) = open(file)?;
-    Ok(header.orientation.turned_size(header.size))
+    Ok((header.orientation.turned_size(header.size), header.odd))
 }
 
 impl Picture {

@@ -14,6 +14,7 @@ use crate::config::{
 use crate::data::dataset::Dataset;
 use crate::data::files::FileInfo;
 use crate::device::OpenDevice;
+use crate::images::Image;
 use crate::lora::FullTensor;
 use crate::lora::targets::Selection;
 use crate::measure::metrics::Sinks;
@@ -345,6 +346,16 @@ pub(crate) fn file_notes(file: &FileInfo) -> String {
     notes
 }
 
+/// Images of which something else is seen than one may expect.
+const ODD_IMAGES: [(&str, IsOdd); 4] = [
+    ("of several pictures, the first is seen", |image| image.odd.moves),
+    ("of 16 bits, the upper 8 are seen", |image| image.odd.is_deep),
+    ("that may be transparent, seen on white", |image| image.odd.is_transparent),
+    ("of a single pixel", |image| image.size == [1, 1]),
+];
+
+type IsOdd = fn(&Image) -> bool;
+
 /// The images of rows, if there are any.
 pub(crate) fn images(data: &Dataset) -> Option<Fact> {
     let images = data.images()?;
@@ -362,6 +373,12 @@ pub(crate) fn images(data: &Dataset) -> Option<Fact> {
     if hosts.len() > MAX_HOSTS {
         let others: usize = hosts.values().skip(MAX_HOSTS).sum();
         about.push_str(&format!("; {others} from {} other hosts", hosts.len() - MAX_HOSTS));
+    }
+    for (what, is_so) in ODD_IMAGES {
+        let count = all.iter().filter(|image| is_so(image)).count();
+        if count > 0 {
+            about.push_str(&format!("; {count} {what}"));
+        }
     }
     (!all.is_empty()).then_some(("images", about))
 }

@@ -614,7 +614,12 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
     let at = |url: &str| row(json!([{"type": "image_url", "image_url": {"url": url}}]), json!(null));
     for (row, reason) in [
         (row(json!("a"), json!(["none.png"])), "none.png\" cannot be read"),
-        (row(json!("a"), json!(["page.png"])), "page.png\" is no image"),
+        (row(json!("a"), json!(["page.png"])), "page.png\" is no image but HTML"),
+        (row(json!("a"), json!(["cut.png"])), "cut.png\" is damaged or cut short"),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "image", "path": "a.png"}]}]}),
+            "line 1: message 2 answers with an image and no text",
+        ),
         (row(json!("a <image>"), json!(["a.png", "b.png"])), "1 places for images, and the row has 2 images"),
         (
             row(json!([{"type": "image"}, {"type": "image"}]), json!(["a.png"])),
@@ -635,10 +640,15 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
         let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
         assert!(!is_done && said.contains(reason), "{reason}\n{said}");
     }
-    // Its header is whole.
-    fs::write(path.join("rows.jsonl"), row(json!("a"), json!(["cut.png"])).to_string()).unwrap();
+    // As whole as a file can be that has half its pixels.
+    let mut half = bomb([40, 30]);
+    half[20..24].copy_from_slice(&60_u32.to_be_bytes());
+    let checksum = crc32fast::hash(&half[12..29]);
+    half[29..33].copy_from_slice(&checksum.to_be_bytes());
+    fs::write(path.join("half.png"), half).unwrap();
+    fs::write(path.join("rows.jsonl"), row(json!("a"), json!(["half.png"])).to_string()).unwrap();
     let (is_done, said) = run_in(path, &["recipe.toml"]);
-    assert!(!is_done && said.contains("cut.png\" is damaged or cut short"), "{said}");
+    assert!(!is_done && said.contains("half.png\" is damaged or cut short"), "{said}");
     assert!(!path.join("run/metrics.jsonl").exists());
 }
 

@@ -141,7 +141,7 @@ fn what_is_no_image_or_none_of_the_request_is_refused_in_a_sentence() {
         (asked(&[&format!("file://{file}")], "?"), "no address and no file is read here"),
         (own_file, "`image`, which is not supported"),
         (none, "an image without `image_url`"),
-        (asked(&["data:image/png;base64,%%%"], "?"), "is no `data:image/...;base64,` of an image"),
+        (asked(&["data:image/png;base64,%%%"], "?"), "has damaged base64"),
         (asked(&["data:image/png,abc"], "?"), "is no `data:image/...;base64,` of an image"),
         (asked(&["data:image/png;base64,PGh0bWw+"], "?"), "is no image"),
         (asked(&[&cut], "?"), "is damaged or cut short"),

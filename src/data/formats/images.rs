@@ -11,7 +11,10 @@ use super::kind_of;
 const MARKER: &str = "<image>";
 
 /// Keys of a part that hold its image.
-const IMAGE_KEYS: [&str; 5] = ["image", "image_url", "path", "url", "base64"];
+const IMAGE_KEYS: [&str; 6] = ["image", "image_url", "path", "url", "base64", "source"];
+
+/// Columns of a row that hold its images, the last as `datasets` names them in a folder of images.
+const COLUMNS: [&str; 3] = ["images", "image", "file_name"];
 
 /// The images of a row beside its messages, and where paths start; without a folder, images are not seen, and texts stay as they are.
 #[derive(Debug, Default)]
@@ -73,10 +76,17 @@ impl<'a> RowImages<'a> {
     }
 }
 
+/// Whether a column holds images of its row, if that has any: a `file_name` may be that of another file.
+pub(super) fn is_column(row: &Value, name: &str) -> bool {
+    let ends = [".png", ".jpg", ".jpeg", ".gif", ".webp"];
+    let is_picture = |file: &str| ends.iter().any(|end| file.to_lowercase().ends_with(end));
+    COLUMNS.contains(&name) && (name != "file_name" || row[name].as_str().is_some_and(is_picture))
+}
+
 /// The images of a row beside its messages.
 fn images_of(row: &Value) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
-    for name in ["images", "image"] {
+    for name in COLUMNS.into_iter().filter(|name| is_column(row, name)) {
         match &row[name] {
             Value::Null => {}
             Value::String(text) if text.is_empty() => {}
@@ -94,13 +104,16 @@ fn images_of(row: &Value) -> Result<Vec<String>, String> {
 fn source_of(item: &Value) -> Result<String, String> {
     match item {
         Value::String(source) => Ok(source.clone()),
-        Value::Object(keys) => match (item["bytes"].as_str(), item["path"].as_str().or(item["url"].as_str())) {
-            (Some(bytes), _) => Ok(of_base64(bytes)),
-            (None, Some(source)) => Ok(source.to_owned()),
-            (None, None) => {
-                Err(format!("has neither `bytes`, `path` nor `url`; it has {}", super::keys_of(&keys.clone().into())))
+        Value::Object(keys) => {
+            match (item["bytes"].as_str().or(item["data"].as_str()), item["path"].as_str().or(item["url"].as_str())) {
+                (Some(bytes), _) => Ok(of_base64(bytes)),
+                (None, Some(source)) => Ok(source.to_owned()),
+                (None, None) => Err(format!(
+                    "has neither `bytes`, `path` nor `url`; it has {}",
+                    super::keys_of(&keys.clone().into())
+                )),
             }
-        },
+        }
         other => Err(format!("must be a path or an address, not {}", kind_of(other))),
     }
 }
@@ -191,4 +204,72 @@ fn image(source: &str, folder: &Path) -> Value {
     let is_elsewhere = ["data:", "file://"].iter().any(|start| source.starts_with(start)) || source.contains("://");
     let path = || folder.join(source).to_string_lossy().into_owned();
     json!({"type": "image", "image": if is_elsewhere { source.to_owned() } else { path() }})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use crate::config::{DataFormat, RowKind};
+    use crate::data::fixture::tokenizer;
+    use crate::data::formats::{RowFormat, Sample};
+    use crate::data::template::ChatTemplate;
+
+    const TEMPLATE: &str = "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}\
+                            {% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}";
+
+    /// What a row is read as, and the columns that are not read.
+    fn read(row: &Value) -> (Result<Sample, String>, BTreeSet<String>) {
+        let template = ChatTemplate::new(TEMPLATE, "the test", &tokenizer()).unwrap();
+        let format = RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), row, RowKind::Sequence).unwrap();
+        let (format, mut unused) = (format.with_images(Some("folder".into())), BTreeSet::new());
+        format.add_unused(row, &mut unused);
+        (format.read(row, Some(&template)), unused)
+    }
+
+    #[test]
+    fn rows_with_an_image_in_any_form_are_the_same_conversation() {
+        let text = json!({"type": "text", "text": "Total?"});
+        let conversation = |image: &str| {
+            let asked = json!([{"type": "image", "image": image}, text]);
+            let messages = [json!({"role": "user", "content": asked}), json!({"role": "assistant", "content": "12"})];
+            Sample::Chat { messages: messages.into(), tools: None }
+        };
+        let answer = json!({"role": "assistant", "content": "12"});
+        let asked = |content: Value| json!({"role": "user", "content": content});
+        let part = |image: Value| json!({"messages": [asked(json!([image, text])), answer]});
+        let turns = json!([{"from": "human", "value": "<image>Total?"}, {"from": "gpt", "value": "12"}]);
+        let place = asked(json!([{"type": "image"}, text]));
+        let (file, struct_of_path) = ("folder/a.png", json!({"bytes": null, "path": "a.png"}));
+        let (inline, bytes) = ("data:image;base64,AAAA", json!({"bytes": "AAAA", "path": "a.png"}));
+        for (row, image) in [
+            (part(json!({"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}})), file),
+            (part(json!({"type": "image_url", "image_url": "a.png"})), file),
+            (part(json!({"type": "input_image", "image_url": "a.png"})), file),
+            (part(json!({"type": "image", "image": "a.png"})), file),
+            (part(json!({"type": "image", "path": "a.png"})), file),
+            (part(json!({"type": "image", "url": "https://host/a.png"})), "https://host/a.png"),
+            (part(json!({"type": "image", "image": "file:///a.png"})), "file:///a.png"),
+            (part(json!({"type": "image", "base64": "AAAA"})), inline),
+            (part(json!({"type": "image", "source": {"type": "base64", "data": "AAAA"}})), inline),
+            (part(json!({"type": "image", "source": {"type": "url", "url": "a.png"}})), file),
+            (json!({"images": ["a.png"], "messages": [place, answer]}), file),
+            (json!({"image": "a.png", "messages": [asked("Total?".into()), answer]}), file),
+            (json!({"images": [struct_of_path], "messages": [asked("<image>Total?".into()), answer]}), file),
+            (json!({"image": bytes, "messages": [asked("Total?".into()), answer]}), inline),
+            (json!({"images": ["a.png"], "prompt": "Total?", "completion": "12"}), file),
+            (json!({"images": ["a.png"], "prompt": [place], "completion": [answer]}), file),
+            (json!({"images": ["a.png"], "prompt": [place], "completion": "12", "tools": null}), file),
+            (json!({"image": "a.png", "conversations": turns}), file),
+            (json!({"images": ["a.png"], "instruction": "<image>Total?", "input": "", "output": "12"}), file),
+            (json!({"file_name": "a.png", "question": "Total?", "answer": "12"}), file),
+        ] {
+            assert_eq!(read(&row), (Ok(conversation(image)), BTreeSet::new()), "{row}");
+        }
+        let caption = json!({"file_name": "a.png", "text": "A bill."});
+        assert!(read(&caption).0.unwrap_err().starts_with("the row has the `file_name` of an image; text alone"));
+        let (_, unused) = read(&json!({"file_name": "a.py", "question": "Total?", "answer": "12"}));
+        assert_eq!(unused, BTreeSet::from(["file_name".to_owned()]));
+    }
 }

@@ -92,18 +92,7 @@ impl RowFormat {
             }
         };
         let sample = match self.said(given, "completion")? {
-            Some(Said::Text(answer)) => {
-                let prompt = self.prompt(given)?;
-                self.answered(&prompt.unwrap_or(Said::Text(String::new())), answer, given)?
-            }
-            Some(Said::Messages(answer)) => {
-                let prompt = match self.prompt(given)? {
-                    Some(Said::Text(text)) => vec![user(&text, given.images)?],
-                    Some(Said::Messages(messages)) => messages,
-                    None => Vec::new(),
-                };
-                self.conversation(prompt, answer, given)?
-            }
+            Some(answer) => self.after_prompt(answer, given)?,
             None => match self.said(given, "messages")? {
                 Some(Said::Messages(mut messages)) => {
                     let answer = messages.pop().into_iter().collect();
@@ -116,6 +105,39 @@ impl RowFormat {
             },
         };
         Ok(Sample::Labelled(Box::new(sample), is_good))
+    }
+
+    /// Whether a prompt and its completion are not both texts.
+    pub(super) fn has_messages(&self, row: &Value) -> bool {
+        ["prompt", "completion"].iter().any(|name| row[self.name_of(name)].is_array())
+    }
+
+    /// A prompt and its completion, of which one is messages at least.
+    pub(super) fn completed(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        let given = Given { row, images: &self.images_of(row, template)?, template };
+        let answer = self.said(given, "completion")?;
+        let answer = answer.ok_or_else(|| format!("`{}` is null", self.name_of("completion")))?;
+        match self.after_prompt(answer, given)? {
+            Sample::Chat { messages, .. } => self.chat(messages, row),
+            text => Ok(text),
+        }
+    }
+
+    /// An answer behind the prompt of its row.
+    fn after_prompt(&self, answer: Said, given: Given<'_>) -> Result<Sample, String> {
+        let prompt = self.prompt(given)?;
+        let answer = match answer {
+            Said::Text(answer) => {
+                return self.answered(&prompt.unwrap_or(Said::Text(String::new())), answer, given);
+            }
+            Said::Messages(answer) => answer,
+        };
+        let prompt = match prompt {
+            Some(Said::Text(text)) => vec![user(&text, given.images)?],
+            Some(Said::Messages(messages)) => messages,
+            None => Vec::new(),
+        };
+        self.conversation(prompt, answer, given)
     }
 
     /// A prompt, whose answers the model writes.

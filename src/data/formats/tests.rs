@@ -161,7 +161,7 @@ fn columns_that_are_the_point_of_rows_of_texts_are_named() {
         [json!({"text": "a", "audio": "x.wav"}), json!({"prompt": "a", "completion": "b", "image": {"path": "x"}})]
     {
         let error = read(&row, true).unwrap_err();
-        assert!(error.contains("as `lora-train help images` says\n  hint: `columns = { "), "{error}");
+        assert!(error.contains("that `lora-train help images` lists\n  hint: `columns = { "), "{error}");
     }
     let row = json!({"text": "a", "audio": "x.wav"});
     assert_eq!(
@@ -374,10 +374,10 @@ fn contents_of_text_parts_are_joined_and_others_are_refused_by_name() {
     };
     assert_eq!(messages[0]["content"], parts);
     let error = read(&row(json!([{"type": "image_url", "image_url": "x"}])), true).unwrap_err();
-    assert!(error.contains("is of type \"image_url\"; this trainer learns from text only"), "{error}");
+    assert!(error.contains("is of type \"image_url\"; text alone is learnt from"), "{error}");
     let error = read(&json!({"messages": [{"role": "user", "content": "a"}], "images": ["x.png"]}), true).unwrap_err();
     assert!(
-        error.starts_with("the row has `images`; this trainer learns from text only, and from images as"),
+        error.starts_with("the row has `images`; text alone is learnt from, and images with the models"),
         "{error}"
     );
 }
@@ -425,7 +425,8 @@ fn what_is_wrong_with_a_row_is_said() {
         ),
         (json!({"messages": ["hi"]}), "message 1: must be an object with `role` and `content`, not text"),
         (json!({"conversations": [{"from": "human"}]}), "turn 1: needs text in `value`, not null"),
-        (json!({"prompt": ["a"], "completion": "b"}), "not a list\n  hint: lists of messages are joined"),
+        (json!({"prompt": ["a"], "completion": "b"}), "`prompt`, message 1: must be an object with `role`"),
+        (json!({"prompt": [], "completion": [{"role": "user", "content": "a"}]}), "an answer has no message of the"),
         (json!({"text": null}), "`text` must be text, not null"),
         (
             json!({"messages": [{"role": "user", "content": "a"}], "tools": 1}),
@@ -436,6 +437,8 @@ fn what_is_wrong_with_a_row_is_said() {
         let error = read(&row, true).unwrap_err();
         assert!(error.contains(message), "{row}: {error}");
     }
+    let error = read(&json!({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}), false).unwrap_err();
+    assert!(error.contains("not a list\n  hint: a list of messages needs a chat template"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The formats of image files, each with a crate that decodes it.
 
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 use std::num::NonZeroU64;
 
 use image_webp::WebPDecoder;
@@ -9,7 +9,7 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::options::DecoderOptions;
 use zune_png::PngDecoder;
 
-use super::{Decoded, Header, MOST_BYTES, Orientation};
+use super::{Decoded, Header, MOST_BYTES, Oddities, Orientation};
 
 /// A format that is read.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,10 @@ pub(super) enum Format {
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const READ: &str = "PNG, JPEG, GIF and WebP are read";
+const CUT_SHORT: &str = "its end is missing";
+
+/// The last chunk of a PNG.
+const PNG_END: &[u8] = b"\0\0\0\0IEND\xaeB`\x82";
 
 /// Where other formats have which bytes.
 const OTHERS: [(usize, &[u8], &str); 7] = [
@@ -54,25 +58,34 @@ impl Format {
         Err(match other {
             Some((_, _, name)) => format!("is {name}; {READ}\n  hint: convert it"),
             None if file.is_empty() => "is empty".to_owned(),
+            None if file.trim_ascii_start().starts_with(b"<") => format!("is no image but HTML or SVG: {READ}"),
             None => format!("is no image: {READ}"),
         })
     }
 
-    /// What the beginning says.
+    /// What the beginning says, of a file that is not cut short as far as its format shows.
     pub(super) fn header(self, file: &[u8]) -> Result<Header, String> {
         match self {
             Self::Png => Ok(Chunks::of(file)?.header),
             Self::Jpeg => jpeg_header(file),
             Self::Gif => {
-                let decoder = gif::DecodeOptions::new().read_info(file).map_err(|error| error.to_string())?;
+                let mut options = gif::DecodeOptions::new();
+                options.skip_frame_decoding(true);
+                let mut decoder = opened_gif(options, file)?;
                 let size = [decoder.width(), decoder.height()].map(usize::from);
-                Ok(Header { size, pixel_bytes: 4, orientation: Orientation::AS_IT_IS })
+                let first = decoder.read_next_frame().map_err(|error| error.to_string())?;
+                let is_transparent = first.is_some_and(|frame| frame.transparent.is_some());
+                let moves = decoder.next_frame_info().is_ok_and(|next| next.is_some());
+                let odd = Oddities { moves, is_transparent, ..Oddities::default() };
+                Ok(Header { size, pixel_bytes: 4, orientation: Orientation::AS_IT_IS, odd })
             }
             Self::WebP => {
                 let mut decoder = webp(file)?;
                 let size = <[u32; 2]>::from(decoder.dimensions()).map(|side| side as usize);
                 let exif = decoder.exif_metadata().ok().flatten().unwrap_or_default();
-                Ok(Header { size, pixel_bytes: 4, orientation: Orientation::of_exif(&exif) })
+                let (moves, is_transparent) = (decoder.is_animated(), decoder.has_alpha());
+                let odd = Oddities { moves, is_transparent, ..Oddities::default() };
+                Ok(Header { size, pixel_bytes: 4, orientation: Orientation::of_exif(&exif), odd })
             }
         }
     }
@@ -99,17 +112,17 @@ fn options() -> DecoderOptions {
 }
 
 fn jpeg_header(file: &[u8]) -> Result<Header, String> {
+    if !has_end(file) {
+        return Err(CUT_SHORT.to_owned());
+    }
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options());
     decoder.decode_headers().map_err(|error| error.to_string())?;
     let size = <[usize; 2]>::from(decoder.dimensions().ok_or("it says no size")?);
     let orientation = decoder.exif().map_or(Orientation::AS_IT_IS, |exif| Orientation::of_exif(exif));
-    Ok(Header { size, pixel_bytes: 3, orientation })
+    Ok(Header { size, pixel_bytes: 3, orientation, odd: Oddities::default() })
 }
 
 fn decoded_jpeg(file: &[u8]) -> Result<Decoded, String> {
-    if !has_end(file) {
-        return Err("its end is missing".to_owned());
-    }
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options());
     let bytes = decoder.decode().map_err(|error| error.to_string())?;
     Ok(Decoded { channels: 3, bytes })
@@ -140,19 +153,30 @@ struct Chunks {
 impl Chunks {
     fn of(file: &[u8]) -> Result<Self, String> {
         let mut kept = PNG.to_vec();
-        let (mut header, mut is_palette, mut at) = (None, false, PNG.len());
-        let mut orientation = Orientation::AS_IT_IS;
+        let (mut header, mut is_palette, mut has_pixels, mut at) = (None, false, false, PNG.len());
+        let (mut orientation, mut odd) = (Orientation::AS_IT_IS, Oddities::default());
         loop {
-            let chunk = Chunk::at(&file[at..]).ok_or("its end is missing")?;
+            // As in Pillow, the last chunk may be missing, and what is cut short may not be of the picture.
+            let rest = &file[at..];
+            let is_behind = has_pixels && rest.get(4..8) != Some(b"IDAT");
+            let chunk = Chunk::at(rest).or_else(|| Chunk::at(PNG_END).filter(|_| is_behind)).ok_or(CUT_SHORT)?;
             at += chunk.whole.len();
             let is_kept = match chunk.kind {
                 b"IHDR" if header.is_none() => {
                     let (found, color) = png_header(chunk.data).ok_or("its header is damaged")?;
-                    (header, is_palette) = (Some(found), color == 3);
+                    (header, is_palette, odd) = (Some(found), color == 3, found.odd);
                     true
                 }
                 b"PLTE" => is_palette,
-                b"tRNS" | b"IDAT" | b"IEND" => true,
+                b"tRNS" => {
+                    odd.is_transparent = true;
+                    true
+                }
+                b"IDAT" | b"IEND" => true,
+                b"acTL" => {
+                    odd.moves = true;
+                    false
+                }
                 b"eXIf" => {
                     orientation = Orientation::of_exif(chunk.data);
                     false
@@ -165,10 +189,11 @@ impl Chunks {
             if !chunk.is_intact() {
                 return Err(format!("the checksum of its {} is another", String::from_utf8_lossy(chunk.kind)));
             }
+            has_pixels |= chunk.kind == b"IDAT";
             kept.extend(chunk.whole);
             if chunk.kind == b"IEND" {
                 let header = header.ok_or("it has no header")?;
-                return Ok(Self { header: Header { orientation, ..header }, file: kept });
+                return Ok(Self { header: Header { orientation, odd, ..header }, file: kept });
             }
         }
     }
@@ -200,8 +225,9 @@ fn png_header(data: &[u8]) -> Option<(Header, u8)> {
     let (depth, color) = (*data.get(8)?, *data.get(9)?);
     // With what `tRNS` may add.
     let channels = if matches!(color, 0 | 4) { 2 } else { 4 };
-    let pixel_bytes = channels * if depth == 16 { 2 } else { 1 };
-    Some((Header { size, pixel_bytes, orientation: Orientation::AS_IT_IS }, color))
+    let odd = Oddities { is_deep: depth == 16, is_transparent: matches!(color, 4 | 6), ..Oddities::default() };
+    let pixel_bytes = channels * if odd.is_deep { 2 } else { 1 };
+    Some((Header { size, pixel_bytes, orientation: Orientation::AS_IT_IS, odd }, color))
 }
 
 fn decoded_png(file: &[u8]) -> Result<Decoded, String> {
@@ -211,12 +237,17 @@ fn decoded_png(file: &[u8]) -> Result<Decoded, String> {
     Ok(Decoded { channels: decoder.colorspace().map_or(0, |colors| colors.num_components()), bytes })
 }
 
+/// A GIF may lack what is behind its first picture.
+fn opened_gif(options: gif::DecodeOptions, file: &[u8]) -> Result<gif::Decoder<impl Read>, String> {
+    options.read_info(file.chain(&b"\0;"[..])).map_err(|error| error.to_string())
+}
+
 /// The first picture, on what it does not cover.
 fn decoded_gif(file: &[u8], [width, height]: [usize; 2]) -> Result<Decoded, String> {
     let mut options = gif::DecodeOptions::new();
     options.set_color_output(gif::ColorOutput::RGBA);
     options.set_memory_limit(NonZeroU64::new(MOST_BYTES).map_or(gif::MemoryLimit::Unlimited, gif::MemoryLimit::Bytes));
-    let mut decoder = options.read_info(file).map_err(|error| error.to_string())?;
+    let mut decoder = opened_gif(options, file)?;
     let frame = decoder.read_next_frame().map_err(|error| error.to_string())?.ok_or("it has no picture")?;
     let mut bytes = vec![0; 4 * width * height];
     let [left, top] = [frame.left, frame.top].map(usize::from);
@@ -229,6 +260,10 @@ fn decoded_gif(file: &[u8], [width, height]: [usize; 2]) -> Result<Decoded, Stri
 }
 
 fn webp(file: &[u8]) -> Result<WebPDecoder<Cursor<&[u8]>>, String> {
+    let length = file.get(4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    if file.len() < length as usize + 8 {
+        return Err(CUT_SHORT.to_owned());
+    }
     let mut decoder = WebPDecoder::new(Cursor::new(file)).map_err(|error| error.to_string())?;
     decoder.set_memory_limit(usize::try_from(MOST_BYTES).unwrap_or(usize::MAX));
     Ok(decoder)

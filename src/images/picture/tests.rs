@@ -62,7 +62,8 @@ fn what_is_no_whole_image_of_a_decent_size_is_refused() {
     changed[50] ^= 1;
     for (file, reason) in [
         (&b""[..], "is empty"),
-        (b"<html></html>", "is no image"),
+        (b"<html></html>", "is no image but HTML"),
+        (b"name,age", "is no image: "),
         (b"BM......", "is a BMP; PNG, JPEG, GIF and WebP are read"),
         (b"\0\0\0\x20ftypavif", "is an AVIF"),
         (&png[..20], "is damaged or cut short"),
@@ -71,8 +72,19 @@ fn what_is_no_whole_image_of_a_decent_size_is_refused() {
         (&jpeg[..jpeg.len() / 2], "is damaged or cut short"),
         (&jpeg[..jpeg.len() - 2], "cut short: its end is missing"),
     ] {
-        let error = Picture::decode(file).unwrap_err();
-        assert!(error.contains(reason), "{error}");
+        for error in [Picture::decode(file).unwrap_err(), size_of(file).unwrap_err()] {
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+    // Pillow opens what has other bytes behind it, or lacks an end behind its pixels.
+    for (name, num_ends) in [("png, color 2, 8 bits", 12), ("jpeg, 4:2:0", 0), ("gif", 2), ("webp, lossy", 0)] {
+        let whole = file(name);
+        let picture = Picture::decode(&whole).unwrap();
+        for changed in [&whole[..whole.len() - num_ends], &[&whole[..], b"more"].concat()] {
+            assert!(size_of(changed) == Ok(picture.size) && Picture::decode(changed) == Ok(picture.clone()), "{name}");
+        }
+        let error = size_of(&whole[..whole.len() - num_ends - 3]).unwrap_err();
+        assert!(error.contains("cut short"), "{name}: {error}");
     }
     // A header that promises more than a file can hold.
     let mut bomb = png;
@@ -81,4 +93,25 @@ fn what_is_no_whole_image_of_a_decent_size_is_refused() {
     bomb[29..33].copy_from_slice(&checksum.to_be_bytes());
     let error = size_of(&bomb).unwrap_err();
     assert!(error.contains("65536 x 65536 pixels of 4 bytes, more than"), "{error}");
+}
+
+#[test]
+fn what_is_odd_about_an_image_is_in_its_header() {
+    let odd = |name: &str| {
+        let Oddities { moves, is_deep, is_transparent } = header_of(&file(name)).unwrap().1;
+        [moves, is_deep, is_transparent]
+    };
+    for (name, expected) in [
+        ("png, color 2, 8 bits", [false, false, false]),
+        ("png, color 0, 16 bits", [false, true, false]),
+        ("png, color 6, 8 bits", [false, false, true]),
+        ("png, palette of 2 bits, transparent", [false, false, true]),
+        ("jpeg, cmyk", [false, false, false]),
+        ("gif", [false, false, false]),
+        ("gif, moving and transparent", [true, false, true]),
+        ("webp, lossy", [false, false, false]),
+        ("webp, transparent", [false, false, true]),
+    ] {
+        assert_eq!(odd(name), expected, "{name}");
+    }
 }

@@ -8,7 +8,7 @@ use super::adapter_file::{HEAD, SavedAdapter, TOKENS, module_of_weight};
 use super::experts::apart::with_modules;
 use super::experts::is_of_all;
 use super::{AdapterWeights, ExportError, HostMatrix};
-use crate::config::LoraConfig;
+use crate::config::{LoraConfig, is_of_tower};
 use crate::lora::targets::{AdapterShape, Selection};
 use crate::lora::{FullTensor, Matrices};
 use crate::schema::Problem;
@@ -16,6 +16,9 @@ use crate::spec::ModelConfig;
 
 /// Number of mismatched matrices that an error lists.
 const MAX_PROBLEMS: usize = 8;
+
+const TOWER: &str = "it adapts vision tower or projector too, which stay as they are here: `merge_and_unload` of PEFT makes a model of \
+                     it, which can be named instead";
 
 /// Checks that the layers of the adapter, read from `folder`, are exactly those that its config targets in this model,
 /// with matching shapes and ranks; returns these layers.
@@ -144,8 +147,11 @@ pub(super) fn matrix_problems(weights: &AdapterWeights, selection: &Selection, m
         TOKENS => format!("unexpected: `{TOKENS}` without `trainable_token_indices`"),
         _ => format!("unexpected: `{}`, which no key names", module_of_weight(name)),
     }));
-    let unexpected = weights.keys().filter(|module| !expected.contains(*module));
-    problems.extend(unexpected.map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
+    let unexpected = || weights.keys().filter(|module| !expected.contains(*module));
+    if unexpected().any(|module| is_of_tower(module)) {
+        problems.insert(0, TOWER.to_owned());
+    }
+    problems.extend(unexpected().map(|module| format!("unexpected: `{module}.lora_A` and `.lora_B`")));
     problems
 }
 
@@ -193,6 +199,13 @@ mod tests {
         assert!(error(&adapter, &shallow).contains(unexpected), "{}", error(&adapter, &shallow));
 
         let model = tiny_with(&[("intermediate_size", 200)]);
+        let tower = (
+            "model.vision_tower.layers.0.q_proj".to_owned(),
+            adapter.weights["model.layers.0.self_attn.q_proj"].clone(),
+        );
+        let mut seeing = adapter.clone();
+        seeing.weights.extend([tower]);
+        assert!(error(&seeing, &tiny_config()).contains("it adapts vision tower or projector too"));
         adapter.weights.remove("model.layers.1.self_attn.q_proj");
         let stray = adapter.weights["model.layers.0.self_attn.q_proj"].clone();
         for layer in 2..9 {

@@ -65,7 +65,7 @@ fn a_folder_stands_for_its_data_files() {
     let files = Files::new();
     files.write("b.csv", "text\nrow 2\n");
     files.write("a.jsonl", &numbered_rows(2));
-    for other in [".hidden.jsonl", "notes.md", "loader.py"] {
+    for other in [".hidden.jsonl", "dataset_info.json", "notes.md", "loader.py"] {
         files.write(other, "no rows");
     }
     let dataset = open(&config(vec![files.source("")]));
