@@ -1,18 +1,21 @@
 //! Which linear layers an adapter sits on, with PEFT's matching rules.
 
+mod error;
 mod patterns;
+mod selection;
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+pub use error::TargetError;
 use patterns::Patterns;
+pub use selection::{Selection, TargetHits};
 
 use super::kind::AdapterKind;
 use super::matrices::Matrices;
-use super::trained::{FullTensor, OTHER_EMBEDDING, TensorId};
+use super::trained::{FullTensor, OTHER_EMBEDDING};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
-use crate::util::stats::{as_f64, as_u64};
+use crate::util::stats::as_f64;
 
 /// Names or patterns of one key that are more than any model has modules.
 const MANY_PATTERNS: usize = 4096;
@@ -52,233 +55,6 @@ impl AdapterShape {
         let num_experts = self.num_experts.unwrap_or(1);
         self.kind.shapes(self.r, weight).map(|[rows, columns]| [num_experts * rows, columns])
     }
-}
-
-/// How often a target matched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetHits {
-    /// The target as written in the recipe.
-    pub target: String,
-    /// Number of linear layers that it matched.
-    pub num_hits: usize,
-}
-
-/// The layers that a `[lora]` section selects in a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Selection {
-    /// By block: the adapted linear layers.
-    pub shapes: Vec<PerSite<AdapterShape>>,
-    /// Every target with its number of hits.
-    pub hits: Vec<TargetHits>,
-    /// What is trained in full in a model whose shape is known, but for the head that scores, with their shapes.
-    pub full: BTreeMap<FullTensor, [usize; 2]>,
-}
-
-impl Selection {
-    /// Every adapted linear layer with its block, in the order of the forward pass.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, SiteId, AdapterShape)> {
-        let blocks = self.shapes.iter().enumerate();
-        blocks.flat_map(|(layer, shapes)| shapes.iter().map(move |(&site, &shape)| (layer, site, shape)))
-    }
-
-    /// The same with the ranks shared out so that they have the most parameters, where a layer may get `rho` times its rank.
-    #[must_use]
-    pub fn with_most_parameters(&self, config: &ModelConfig, rho: f64) -> Self {
-        let mut largest = self.clone();
-        let mut all: Vec<_> = self.iter().collect();
-        all.sort_by_key(|(layer, site, _)| Reverse(config.blocks[*layer].sites[*site].shape.iter().sum::<usize>()));
-        let mut left: usize = all.iter().map(|(_, _, shape)| shape.r).sum();
-        for (layer, site, _) in all {
-            // Of layers that read one input, each may have as many ranks as the others.
-            let of_block = self.shapes[layer].values().map(|shape| shape.r).max().unwrap_or_default();
-            let most = usize::try_from(as_u64((as_f64(of_block) * rho).ceil())).unwrap_or(of_block);
-            largest.shapes[layer].entry(site).and_modify(|shape| shape.r = most.min(left));
-            left -= most.min(left);
-        }
-        largest
-    }
-
-    /// Every tensor that is trained, but for the head that scores, with its shape.
-    pub fn tensors(&self, config: &ModelConfig) -> impl Iterator<Item = (TensorId, [usize; 2])> {
-        let of_adapters = self
-            .iter()
-            .flat_map(|(layer, site, shape)| shape.shapes(config.blocks[layer].sites[site].shape).tensors(layer, site));
-        of_adapters.chain(self.full.iter().map(|(&full, &shape)| (full.into(), shape)))
-    }
-
-    /// The modules that are trained in full, with their shapes.
-    pub fn modules(&self) -> impl Iterator<Item = (FullTensor, [usize; 2])> {
-        self.full.iter().filter(|(full, _)| full.is_module()).map(|(&full, &shape)| (full, shape))
-    }
-
-    /// Number of their parameters.
-    #[must_use]
-    pub fn num_module_parameters(&self) -> usize {
-        self.modules().map(|(_, [rows, columns])| rows * columns).sum()
-    }
-
-    /// Tokens whose rows of the embedding are trained.
-    #[must_use]
-    pub fn num_tokens(&self) -> usize {
-        self.full.get(&FullTensor::Tokens).map_or(0, |[tokens, _]| *tokens)
-    }
-
-    /// The first layer whose backward something needs; the number of layers where nothing does.
-    #[must_use]
-    pub fn first_trained(&self) -> usize {
-        let adapters = self.iter().map(|(layer, site, _)| TensorId::Adapter(layer, site, Matrices::NAMES.a));
-        TensorId::first_trained(adapters.chain(self.full.keys().map(|&full| full.into())), self.shapes.len())
-    }
-
-    /// Whether the head is trained in full.
-    #[must_use]
-    pub fn trains_head(&self) -> bool {
-        self.full.keys().any(|full| full.is_head())
-    }
-
-    /// Every module with an adapter, and its shape: of the layers of experts each.
-    pub fn adapted_modules(&self, config: &ModelConfig) -> impl Iterator<Item = (String, [usize; 2], AdapterShape)> {
-        self.iter().flat_map(move |(layer, site, shape)| {
-            let block = &config.blocks[layer];
-            let sites = block.of_experts(site).into_iter();
-            sites.map(move |site| (config.module_name(layer, site), block.sites[site].shape, shape))
-        })
-    }
-
-    /// Whether experts have adapters.
-    #[must_use]
-    pub fn adapts_experts(&self) -> bool {
-        self.iter().any(|(.., shape)| shape.num_experts.is_some())
-    }
-
-    /// Number of the adapters' parameters that a token is multiplied by.
-    #[must_use]
-    pub fn num_active_parameters(&self, config: &ModelConfig) -> usize {
-        let of_adapter = |(layer, site, shape): (usize, SiteId, AdapterShape)| -> usize {
-            let Site { shape: weight, role, .. } = config.blocks[layer].sites[site];
-            let all: usize = shape.shapes(weight).values().map(|[rows, columns]| rows * columns).sum();
-            match role {
-                Role::Expert { num_per_token, num_experts } => all / num_experts * num_per_token,
-                Role::Linear | Role::Bare | Role::Router => all,
-            }
-        };
-        let others = self.full.iter().filter(|(full, _)| !full.is_module()).map(|(_, [rows, columns])| rows * columns);
-        self.iter().map(of_adapter).chain(others).sum()
-    }
-
-    /// Number of trained parameters in a model of this shape.
-    #[must_use]
-    pub fn num_parameters(&self, config: &ModelConfig) -> usize {
-        self.tensors(config).map(|(_, [rows, columns])| rows * columns).sum()
-    }
-}
-
-/// A target, pattern or layer list that does not fit the model.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TargetError {
-    /// A target that matches no linear layer of the blocks.
-    #[error("`lora.target_modules`: `{target}` matches no linear layer of this model\n  hint: {hint}")]
-    NoMatch {
-        /// The target.
-        target: String,
-        /// What may be meant.
-        hint: String,
-    },
-    /// The head or the embedding, which have no low-rank adapters.
-    #[error(
-        "`lora.target_modules`: `{target}` cannot be adapted: `modules_to_save` trains head and embedding as a \
-         whole\n  hint: `\"all-linear\"` takes every linear layer but these, as in PEFT"
-    )]
-    Frozen {
-        /// The target.
-        target: String,
-    },
-    /// Experts, or what chooses them.
-    #[error(
-        "`lora.target_modules`: in this model `{target}` names only experts, which have adapters with `lora.expert_rank` \
-         alone, or what chooses among them, which stays frozen\n  hint: take it out, or write \"all-linear\", which takes \
-         every other linear layer"
-    )]
-    Experts {
-        /// The target.
-        target: String,
-    },
-    /// What transformers reads past an adapter.
-    #[error(
-        "`lora.target_modules`: `{target}` has no adapters in this model: PEFT refuses them, since the kernel of its state spaces \
-         reads the weight alone\n  hint: take it out, or write \"all-linear\", which takes every other linear layer"
-    )]
-    Bare {
-        /// The target.
-        target: String,
-    },
-    /// A regular expression that does not compile.
-    #[error("`lora.{key}`: `{pattern}` is not a regular expression: {reason}")]
-    Regex {
-        /// The recipe key.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-        /// The parser's message.
-        reason: String,
-    },
-    /// A layer that the model does not have.
-    #[error("`lora.layers_to_transform` = {layer}, expected layers from 0 to {last}: the model has {num_layers}")]
-    NoLayer {
-        /// The layer.
-        layer: usize,
-        /// The last layer.
-        last: usize,
-        /// Number of layers.
-        num_layers: usize,
-    },
-    /// A start that these layers, or their form, do not allow.
-    #[error("`lora.init_lora_weights`: {0}")]
-    Start(String),
-    /// Tokens that cannot be trained.
-    #[error("`lora.trainable_token_indices`: {0}")]
-    Tokens(String),
-    /// Modules that cannot be trained as a whole.
-    #[error("`lora.modules_to_save`: {0}")]
-    Modules(String),
-    /// Experts that cannot be adapted so.
-    #[error("`lora.expert_rank`: {0}")]
-    ExpertRank(String),
-    /// More names or patterns than anybody means.
-    #[error("`lora.{key}` has {count} entries, expected at most {most}: the model has fewer modules")]
-    TooMany {
-        /// The recipe key.
-        key: &'static str,
-        /// How many there are.
-        count: usize,
-        /// How many there may be.
-        most: usize,
-    },
-    /// No layer is left.
-    #[error(
-        "no layer is left to adapt: `lora.target_modules` less `lora.exclude_modules`, in the layers of \
-         `lora.layers_to_transform` and `lora.layers_pattern`"
-    )]
-    NothingLeft,
-    /// A pattern of which earlier ones have taken every layer.
-    #[error(
-        "`lora.{key}`: `{pattern}` matches no adapted layer that an earlier one has not taken: the first that matches counts\n  \
-         hint: put it before the others, or take it out"
-    )]
-    PatternTaken {
-        /// The recipe key.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-    },
-    /// A pattern that matches none of the adapted layers.
-    #[error("`lora.{key}`: `{pattern}` matches none of the adapted layers")]
-    PatternNoMatch {
-        /// The recipe key.
-        key: &'static str,
-        /// The pattern.
-        pattern: String,
-    },
 }
 
 impl LoraConfig {
