@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::draft::Draft;
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
-use super::program::{functions as functions_of, takes};
+use super::program::{environment_call, functions as functions_of};
 use super::trainer::Trainer;
 
 /// Whether it is one.
@@ -36,7 +36,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         ),
         "reward_funcs" | "environment_factory" | "tools" if !is_off(value) => READ,
         // Answers that follow one; here all are counted.
-        "max_tool_calling_iterations" if value.is_u64() => {
+        "max_tool_calling_iterations" if value.is_u64() && Wanted::of(from).plays() => {
             Set(vec![("objective.environment.max_turns".into(), value.as_i64().map_or(MAX_TURNS, |turns| MAX_TURNS.min(turns + 1)).into())])
         }
         "reward_model_name_or_path" if !is_off(value) => {
@@ -77,6 +77,7 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         "use_bias_correction_kl" if value == false => Lost("the divergence counts by the ratio here".into()),
         "sync_ref_model" => lost("the reference stays the base"),
         "use_bias_correction_kl"
+        | "max_tool_calling_iterations"
         | "ref_model_mixup_alpha"
         | "ref_model_sync_steps"
         | "log_completions"
@@ -137,7 +138,8 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
     }
     let of_file = sections.iter().find(|(name, ..)| *name == file).map_or(&[][..], |(_, functions, _)| functions);
     let to_write = "TO WRITE: these functions, or choose a rule in place of them";
-    let comment = match wanted.written(from, of_file.iter().filter_map(toml::Value::as_str)) {
+    let (text, judged) = wanted.written(from, of_file.iter().filter_map(toml::Value::as_str)).unzip();
+    let comment = match text {
         _ if Path::new(&file).exists() => "",
         Some(text) if file == REWARDS_FILE => {
             draft.files.push((file.clone(), text));
@@ -159,15 +161,16 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
         }
         draft.set(key("functions"), toml::Value::Array(functions), "reward_funcs");
     }
-    wanted.play(file, comment, draft);
+    let comment = if comment == to_write { "TO WRITE: the class and the tools" } else { comment };
+    wanted.play((file, comment), judged.flatten(), draft);
 }
 
 /// What a program gives its trainer of its own.
 struct Wanted<'f> {
     /// Functions that judge answers, with weights.
     rewards: Vec<(String, Option<f64>)>,
-    /// Those that judge environments.
-    scores: Vec<(String, Option<f64>)>,
+    /// Those that judge environments, with how each is called for one, if it can be.
+    scores: Vec<(String, Option<f64>, Option<String>)>,
     /// The class of these.
     class: Option<&'f str>,
     tools: Vec<&'f str>,
@@ -186,48 +189,67 @@ impl<'f> Wanted<'f> {
             functions.get(index).map_or_else(|| format!("reward_func_{}", index + 1), |name| (*name).to_owned())
         };
         let num_rewards = functions.len().max(weights.len()).max(usize::from(class.is_none()));
-        let rewards = (0..num_rewards).map(|index| (name(index), weights.get(index).and_then(Value::as_f64)));
-        let judges_class = |(name, _): &(String, Option<f64>)| {
-            class.is_some() && from.said.program.as_ref().is_some_and(|program| takes(program, name, "environments"))
-        };
-        let (scores, rewards) = rewards.partition(judges_class);
-        Self { rewards, scores, class, tools: names("tools") }
+        let mut wanted = Self { rewards: Vec::new(), scores: Vec::new(), class, tools: names("tools") };
+        let program = class.and(from.said.program.as_deref());
+        for (index, name) in (0..num_rewards).map(|index| (index, name(index))) {
+            let weight = weights.get(index).and_then(Value::as_f64);
+            match program.and_then(|program| environment_call(program, &name)) {
+                Some(call) => wanted.scores.push((name, weight, call)),
+                None => wanted.rewards.push((name, weight)),
+            }
+        }
+        wanted
     }
 
-    /// The class whose instances are played: with functions that judge environments one that calls them, named after theirs.
-    fn played(&self) -> Option<String> {
-        self.class.map(|class| if self.scores.is_empty() { class.to_owned() } else { format!("Judged{class}") })
+    /// Whether there are episodes.
+    fn plays(&self) -> bool {
+        self.class.is_some() || !self.tools.is_empty()
     }
 
-    /// A file of these and of functions that judge answers, with what they use.
-    fn written<'n>(&'n self, from: &Foreign, functions: impl Iterator<Item = &'n str>) -> Option<String> {
-        let scores = self.scores.iter().map(|(name, _)| name.as_str());
+    /// A file of these and of functions that judge answers, with what they use, and the class in it that calls what judges
+    /// environments, if all of that can be called.
+    fn written<'n>(
+        &'n self,
+        from: &Foreign,
+        functions: impl Iterator<Item = &'n str>,
+    ) -> Option<(String, Option<String>)> {
+        let scores = self.scores.iter().map(|(name, ..)| name.as_str());
         let names: Vec<&str> = functions.chain(scores).chain(self.class).chain(self.tools.iter().copied()).collect();
         let (text, absent) = functions_of(from.said.program.as_ref()?, &names)?;
         let absent = absent
             .iter()
             .map(|name| format!("# TO WRITE: {name}, which something made that loads or trains a model.\n"));
-        let score = |(name, weight): &(String, Option<f64>)| {
-            weight.map_or_else(String::new, |weight| format!("{weight:?} * ")) + name + "(environments=[self])[0]"
+        let text = absent.collect::<String>() + &text;
+        let own = text.contains("def get_reward(").then(|| Some("(1.0, super().get_reward())".to_owned()));
+        let weighed = |(_, weight, call): &(String, Option<f64>, Option<String>)| {
+            Some(format!("({:?}, {})", weight.unwrap_or(1.0), call.as_ref()?))
         };
-        let own = text.contains("def get_reward(").then(|| "super().get_reward()".to_owned());
-        let sum = own.into_iter().chain(self.scores.iter().map(score)).collect::<Vec<_>>().join(" + ");
-        let judged = self.played().zip(self.class).filter(|_| !self.scores.is_empty()).map(|(played, class)| {
-            format!("\n\nclass {played}({class}):\n    def get_reward(self):\n        return {sum}\n")
-        });
-        Some(absent.collect::<String>() + &text + &judged.unwrap_or_default())
+        let weighed: Option<Vec<String>> = own.into_iter().chain(self.scores.iter().map(weighed)).collect();
+        let is_class = |class: &&str| text.lines().any(|line| line.starts_with(&format!("class {class}")));
+        let judged = weighed.filter(|_| !self.scores.is_empty()).zip(self.class.filter(is_class));
+        let Some((weighed, class)) = judged else { return Some((text, None)) };
+        let (name, weighed) = (format!("Judged{class}"), weighed.join(", "));
+        let class = format!(
+            "\n\nclass {name}({class}):\n    def get_reward(self):\n        weighed = [{weighed}]\n        \
+             return sum(weight * score for weight, score in weighed if score is not None)\n"
+        );
+        Some((text + &class, Some(name)))
     }
 
-    /// Episodes with the class and the tools of a file.
-    fn play(&self, file: String, comment: &str, draft: &mut Draft) {
-        if self.class.is_none() && self.tools.is_empty() {
+    /// Episodes with the class, or the one that calls what judges it, and the tools of a file.
+    fn play(&self, (file, comment): (String, &str), judged: Option<String>, draft: &mut Draft) {
+        if !self.plays() {
             return;
         }
         let key = |key: &str| format!("objective.environment.{key}");
         draft.set(key("python"), file, comment);
-        if let Some(class) = self.played() {
-            draft.set(key("class"), class, "environment_factory");
+        let is_judged = judged.is_some() || self.scores.is_empty();
+        if let Some(class) = judged.or(self.class.map(str::to_owned)) {
+            let names: Vec<_> = self.scores.iter().map(|(name, ..)| name.as_str()).collect();
+            let to_write = format!("TO WRITE: its get_reward(), from what {} say of it", names.join(" and "));
+            draft.set(key("class"), class, if is_judged { "environment_factory" } else { &to_write });
         }
+        draft.has_mistakes |= !is_judged;
         if !self.tools.is_empty() {
             draft.set(
                 key("tools"),

@@ -105,7 +105,9 @@ impl<'a> Mapping<'a> {
             toml::Value::String(path) if key.starts_with("data.") && key.ends_with(".path") => {
                 !path.contains(['/', '*']) && !Path::new(path).exists()
             }
-            toml::Value::String(path) if key.starts_with("objective.") && key.ends_with(".file") => {
+            toml::Value::String(path)
+                if key.starts_with("objective.") && (key.ends_with(".file") || key.ends_with(".python")) =>
+            {
                 !Path::new(path).exists() && self.draft.files.iter().all(|(name, _)| name != path)
             }
             toml::Value::Array(words) if key.ends_with(".command") => {

@@ -8,7 +8,7 @@ use super::said::{Said, is_of_training};
 mod functions;
 mod tokens;
 
-pub(super) use functions::{functions, takes};
+pub(super) use functions::{environment_call, functions};
 use tokens::{Token, tokens};
 
 /// Arguments that are objects of a program: they say nothing that a recipe has.

@@ -340,10 +340,34 @@ fn environments_of_a_program_are_played_and_judged_by_what_judges_them() {
         let foreign = read("game.py", &format!("{program}{trainer}"));
         Mapping::of(&foreign, &ARGS).draft.files
     };
-    let judged =
-        "class JudgedGame(Game):\n    def get_reward(self):\n        return 2.0 * won(environments=[self])[0]\n";
+    let judged = "class JudgedGame(Game):\n    def get_reward(self):\n        weighed = [(2.0, won(environments=[self])[0])]\n        \
+         return sum(weight * score for weight, score in weighed if score is not None)\n";
     let expected = format!("{}\n\n\n{judged}", program.trim_end());
     assert_eq!(written(trainer), [("rewards.py".to_owned(), expected)]);
+
+    // What they take beside environments and do not use is not there.
+    let unused = program.replace("won(environments,", "won(completions: list[str], environments,");
+    let foreign = read("game.py", &format!("{unused}{trainer}"));
+    let files = Mapping::of(&foreign, &ARGS).draft.files;
+    assert!(files[0].1.contains("(2.0, won(environments=[self], completions=[None])[0])"), "{files:?}");
+    // No class can call these.
+    for (from, to) in [
+        ("won(environments,", "won(completions, environments,"),
+        ("game.points", "game.get_reward()"),
+        ("class Game:\n    def reset(self, **row):\n        self.points = 0.0", "def Game():\n    return 1"),
+    ] {
+        let changed = program.replace(from, to).replace("environments]", "zip(environments, completions)]");
+        let foreign = read("game.py", &format!("{changed}{trainer}"));
+        let draft = Mapping::of(&foreign, &ARGS).draft;
+        let class = draft.settings.iter().find(|setting| setting.key == "objective.environment.class").unwrap();
+        assert!(class.value.as_str() == Some("Game") && draft.has_mistakes, "{to}");
+        assert!(class.comment.contains("get_reward(), from what won say"), "{}", class.comment);
+        assert!(!draft.files[0].1.contains("Judged"), "{to}");
+    }
+    // What a function holds cannot be taken from it.
+    let within = program.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let draft = Mapping::of(&read("game.py", &format!("def main():\n{within}    {trainer}main()\n")), &ARGS).draft;
+    assert!(draft.files.is_empty() && draft.has_mistakes);
 
     let alone = "GRPOTrainer('org/m', environment_factory=Game, peft_config=LoraConfig(r=8))\n";
     let (found, lost) = mapped("game.py", &format!("{program}{alone}"));

@@ -41,13 +41,38 @@ pub(in crate::commands::init) fn functions(program: &str, names: &[&str]) -> Opt
     names.iter().all(is_there).then(|| (kept.iter().map(text).collect::<Vec<_>>().join("\n"), absent))
 }
 
-/// Whether a function of a program has a parameter of this name.
-pub(in crate::commands::init) fn takes(program: &str, function: &str, parameter: &str) -> bool {
-    let of_name = |statement: &Statement| match statement.definition() {
-        Some((at, name)) if name == function => Some(bound(&statement.tokens[at..])),
-        _ => None,
-    };
-    statements(program).iter().rev().find_map(of_name).is_some_and(|names| names.contains(parameter))
+/// How a function of a program that judges environments is called for `self` within the class of these: `None` where it does not take
+/// `environments`, and nothing where it needs more than these, or asks them for the reward.
+pub(in crate::commands::init) fn environment_call(program: &str, function: &str) -> Option<Option<String>> {
+    let statements = statements(program);
+    let defines = |statement: &&Statement| statement.definition().is_some_and(|(_, name)| name == function);
+    let statement = statements.iter().rev().find(defines)?;
+    let (at, _) = statement.definition()?;
+    let parameters = parameters(&statement.tokens[at..]);
+    let uses = |name: &str| statement.tokens.iter().filter(|token| token.is_name(name)).count() - 1;
+    let others: Vec<_> = parameters.iter().filter(|name| *name != "environments").collect();
+    if others.len() == parameters.len() {
+        return None;
+    }
+    let is_callable = others.iter().all(|name| uses(name) == 0) && !statement.text.contains("get_reward(");
+    let others: String = others.iter().map(|name| format!(", {name}=[None]")).collect();
+    Some(is_callable.then(|| format!("{function}(environments=[self]{others})[0]")))
+}
+
+/// The parameters of a function, whose name these tokens begin with, but for those that take any number of arguments.
+fn parameters(tokens: &[Token]) -> Vec<&str> {
+    let (mut names, mut depth) = (Vec::new(), 0);
+    for pair in tokens.windows(2) {
+        match &pair[0] {
+            Token::Sign('(' | '[' | '{') => depth += 1,
+            Token::Sign(')' | ']' | '}') if depth == 1 => break,
+            Token::Sign(')' | ']' | '}') => depth -= 1,
+            _ => {}
+        }
+        let is_parameter = depth == 1 && matches!(pair[0], Token::Sign('(' | ','));
+        names.extend(name_of(&pair[1]).filter(|_| is_parameter));
+    }
+    names
 }
 
 /// Cuts a program where a line begins a statement at its margin.
