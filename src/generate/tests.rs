@@ -386,7 +386,7 @@ fn guessed_tokens_are_taken_where_they_are_drawn_and_the_text_is_the_same() {
     let (model, adapters, endless) = (model_of(256, 0.002), AdapterSet::none(2), Stops::default());
     let prompt = [1, 2, 3, 4, 5, 6];
     // The tokens of one text beside others, how many the model has seen of it, and in how many passes.
-    let write = |num_others: u64, temperature: f64, max_new_tokens: usize| {
+    let write = |num_others: u64, temperature: f64, max_new_tokens: usize, prompt: &[u32], stops: &Stops| {
         let (mut batch, mut passes) = (TextBatch::new(&model, &tokenizer).of_turns(), 0);
         let tokens = RefCell::new(Vec::new());
         let on_text = |id: u64, new: NewText| {
@@ -395,7 +395,7 @@ fn guessed_tokens_are_taken_where_they_are_drawn_and_the_text_is_the_same() {
         };
         for id in 0..=num_others {
             let options = GenerateOptions { max_new_tokens, temperature, seed: 7 + id, ..GenerateOptions::default() };
-            let request = TextRequest::new(prompt.to_vec(), &adapters, options, &endless);
+            let request = TextRequest::new(prompt.to_vec(), &adapters, options, stops);
             batch.add(id, request, on_text).unwrap();
         }
         while !batch.is_empty() {
@@ -407,13 +407,25 @@ fn guessed_tokens_are_taken_where_they_are_drawn_and_the_text_is_the_same() {
     };
     for temperature in [0.0, 0.002] {
         for max_new_tokens in [100, 244, 300] {
-            let (alone, seen, passes) = write(0, temperature, max_new_tokens);
+            let (alone, seen, passes) = write(0, temperature, max_new_tokens, &prompt, &endless);
             // With so many others nothing is guessed.
-            let (beside, seen_beside, passes_beside) = write(8, temperature, max_new_tokens);
+            let (beside, seen_beside, passes_beside) = write(8, temperature, max_new_tokens, &prompt, &endless);
             assert_eq!(alone, beside);
             assert_eq!((seen, seen), (seen_beside, prompt.len() + alone.len() - 1));
             assert_eq!(passes_beside, alone.len() - 1);
             assert!(passes < passes_beside, "{passes} of {passes_beside} passes at {temperature}");
+            let (among, seen_among, _) = write(3, temperature, max_new_tokens, &prompt, &endless);
+            assert_eq!((among, seen_among), (alone, seen));
         }
+    }
+    // A text that has stood in its prompt, and ends within what is guessed.
+    let (again, ..) = write(0, 0.0, 60, &prompt, &endless);
+    let prompt = [&prompt[..], &again].concat();
+    let (whole, ..) = write(8, 0.0, 12, &prompt, &endless);
+    for at in 1..12 {
+        let stops = Stops { ids: vec![whole[at]], texts: Vec::new() };
+        let num_tokens = whole.iter().position(|token| *token == whole[at]).unwrap();
+        let (tokens, seen, _) = write(0, 0.0, 12, &prompt, &stops);
+        assert_eq!((&tokens[..], seen), (&whole[..num_tokens], prompt.len() + num_tokens));
     }
 }

@@ -196,8 +196,7 @@ impl PublicFiles {
             .redirect(redirect::Policy::none())
             .dns_resolver(Arc::new(resolver))
             .user_agent(concat!("lora-train/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(self.most_time);
+            .connect_timeout(CONNECT_TIMEOUT);
         let client = client.build().map_err(|error| root_cause(&error))?;
         Ok(self.client.get_or_init(|| client))
     }
@@ -206,7 +205,8 @@ impl PublicFiles {
         let (client, start) = (self.client()?, Instant::now());
         let mut url = url.clone();
         for _ in 0..=MOST_REDIRECTS {
-            let answer = client.get(url.clone()).send().map_err(|error| {
+            let left = self.most_time.saturating_sub(start.elapsed());
+            let answer = client.get(url.clone()).timeout(left).send().map_err(|error| {
                 let is_of_host = error.is_connect();
                 let reason = format!("cannot be fetched: {}", root_cause(&error.without_url()));
                 Fault { reason, passes: !is_of_host, is_of_host }

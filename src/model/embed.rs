@@ -15,6 +15,7 @@ use super::positions::Continued;
 use crate::images::{FIRST_IMAGE_ID, is_of_image};
 use crate::lora::{AdapterSet, FullTensor};
 use crate::ops::host;
+use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::noise::{Noise, with_noise};
@@ -161,19 +162,19 @@ impl Model {
             Some(noise) => with_noise(&x, noise),
             None => x,
         };
-        self.embedded(tokens, x)
+        self.embedded(self.place, tokens, x)
     }
 
-    /// The same with adapters by rows of tokens.
+    /// The same at a place, with adapters by rows of tokens.
     #[must_use]
-    pub fn embed_by_rows(&self, tokens: &Tokens, by_rows: Vec<(Range<usize>, &AdapterSet)>) -> Embedded {
+    pub fn embed_by_rows(&self, place: Place, tokens: &Tokens, by_rows: Vec<(Range<usize>, &AdapterSet)>) -> Embedded {
         let of_rows = |(rows, adapters): (Range<usize>, _)| self.embeddings(tokens.ids.clone().slice([rows]), adapters);
-        self.embedded(tokens, Tensor::cat(by_rows.into_iter().map(of_rows).collect(), 0))
+        self.embedded(place, tokens, Tensor::cat(by_rows.into_iter().map(of_rows).collect(), 0))
     }
 
-    fn embedded(&self, tokens: &Tokens, x: Tensor<2>) -> Embedded {
+    fn embedded(&self, place: Place, tokens: &Tokens, x: Tensor<2>) -> Embedded {
         let x = if let Some(images) = &tokens.images { images.in_place(x) } else { x };
-        let of_layers = |weights| self.layer_inputs_of(weights, tokens.ids.clone(), &x);
+        let of_layers = |weights| self.layer_inputs_of(place, weights, tokens.ids.clone(), &x);
         let layer_inputs = self.layer_inputs.as_ref().map(of_layers).unwrap_or_default();
         let later = tokens.images.as_ref().map(|images| Arc::clone(&images.later));
         Embedded { between_blocks: BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs, later), x }
@@ -225,14 +226,20 @@ impl Model {
 
     /// By layer, `[tokens, width]`.
     #[expect(clippy::cast_precision_loss, reason = "widths")]
-    fn layer_inputs_of(&self, weights: &LayerInputWeights, ids: Tensor<1, Int>, x: &Tensor<2>) -> Vec<Tensor<2>> {
+    fn layer_inputs_of(
+        &self,
+        place: Place,
+        weights: &LayerInputWeights,
+        ids: Tensor<1, Int>,
+        x: &Tensor<2>,
+    ) -> Vec<Tensor<2>> {
         let ([tokens, hidden], [width]) = (x.dims(), weights.norm.dims());
         let scale = rounded((width as f64).sqrt(), self.rounding_dtype());
         let own = weights.table.clone().select(0, ids).cast(self.compute) * scale;
-        let projected = linear(self.place, x, &weights.projection, None, None).0 * (hidden as f64).sqrt().recip();
+        let projected = linear(place, x, &weights.projection, None, None).0 * (hidden as f64).sqrt().recip();
         let num_layers = self.config.num_layers();
         let in_rows = |x: Tensor<2>| x.reshape([tokens * num_layers, width]);
-        let (normed, _) = rms_norm(self.place, &in_rows(projected), &weights.norm, self.config.rms_norm_eps);
+        let (normed, _) = rms_norm(place, &in_rows(projected), &weights.norm, self.config.rms_norm_eps);
         let all = (normed + in_rows(own)) * FRAC_1_SQRT_2;
         let all = all.reshape([tokens, num_layers * width]);
         // Copies: views of one tensor have gaps between their rows.
