@@ -202,7 +202,8 @@ fn kinds(family: &str) -> [(&'static str, LoraConfig); 4] {
     let lora = LoraConfig { r: 4, ..LoraConfig::default() };
     let modules: &[&str] = match family {
         "lfm2" => &["embed_tokens", "lm_head", "_norm"],
-        "nemotron" => &["embed_tokens", "lm_head"],
+        "nemotron" | "nemotron_h" => &["embed_tokens", "lm_head"],
+        _ if family.starts_with("deepseek") => &["embed_tokens", "lm_head", "input_layernorm", "model.norm"],
         _ if family.starts_with("gemma4") => &["model.norm"],
         _ => &["embed_tokens", "lm_head", "layernorm", "model.norm"],
     };
