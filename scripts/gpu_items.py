@@ -209,9 +209,13 @@ def losses(kit: Kit, name: str, **changes) -> dict[str, list[float]]:
     """Losses and gradient norms of 8 steps."""
     run = kit.out / "runs" / name
     kit.run(kit.binary, quickstart(kit, run, **changes), "--quiet")
+    return losses_of(kit, run)
+
+
+def losses_of(kit: Kit, run: pathlib.Path) -> dict[str, list[float]]:
     rows = gpu_telemetry.steps(run)
     found = {key: [row[key] for row in rows] for key in ("loss", "grad_norm")}
-    kit.tell(run=name, seconds=[row["wall_seconds"] for row in rows], **found)
+    kit.tell(run=run.name, seconds=[row["wall_seconds"] for row in rows], **found)
     return found
 
 
@@ -219,12 +223,29 @@ def sound(kit: Kit, name: str, **changes) -> None:
     """Losses and gradient norms against the CPU's in f32. f32 may differ by another order of sums; bf16 keeps activations in
     bf16, and from the second step on its adapters are others too."""
     reference = losses(kit, f"{name}-cpu-f32", **changes | {"device": "cpu", "checkpointing": True, "precision": "f32"})
-    ours = losses(kit, f"{name}-{kit.device}", **changes)
-    in_bf16 = changes.get("precision") == "bf16"
+    compare(kit, losses(kit, f"{name}-{kit.device}", **changes), reference, in_bf16=changes.get("precision") == "bf16")
+
+
+def compare(kit: Kit, ours: dict, reference: dict, in_bf16: bool) -> None:
     for key, first, later in (("loss", 1e-3, 1e-2 if in_bf16 else 1e-3), ("grad_norm", 1e-2, 5e-2 if in_bf16 else 1e-2)):
         off = [abs(a - b) / abs(b) for a, b in zip(ours[key], reference[key], strict=True)]
         kit.tell(**gpu_telemetry.check(f"{key} of 8 steps against the CPU's in f32", f"{off[0]:.2e}, then at most {max(off):.2e}",
                                        f"at most {first:.0e}, then {later:.0e}", off[0] <= first and max(off) <= later))
+
+
+def images(kit: Kit) -> None:
+    """The same of rows with images. Each device encodes them for itself."""
+    def on(device: str) -> dict[str, list[float]]:
+        run, cache = (kit.out / "runs" / f"{name}-{device}" for name in ("images", "encoded"))
+        for folder in (run, cache):
+            shutil.rmtree(folder, ignore_errors=True)
+        settings = {"output_dir": run, "device.name": device, "train.max_steps": 8, "train.precision": "f32", "eval.eval_steps": 8,
+                    "logging.logging_steps": 1, "scheduler.warmup_steps": 0, "optimizer.learning_rate": 1e-3}
+        words = (word for key, value in settings.items() for word in ("--set", f"{key}={value}"))
+        kit.run(kit.binary, "recipes/drawings.toml", "--quiet", *words, cwd=ROOT, env=os.environ | {"LORA_TRAIN_CACHE": str(cache)})
+        return losses_of(kit, run)
+
+    compare(kit, on(kit.device), on("cpu"), in_bf16=False)
 
 
 def telemetry(kit: Kit) -> None:
@@ -410,6 +431,7 @@ ITEMS = (
     Item(1, "doctor", 90, doctor),
     Item(1, "sound-f32", 150, lambda kit: sound(kit, "f32")),
     Item(1, "sound-bf16", 120, lambda kit: sound(kit, "bf16", precision="bf16")),
+    Item(1, "sound-images", 60, images),
     Item(1, "sound-nf4", 60, lambda kit: sound(kit, "nf4", precision="bf16", quantization="nf4")),
     Item(1, "telemetry", 60, telemetry),
     Item(1, "sound-packed", 90, lambda kit: sound(kit, "packed", packing=True)),

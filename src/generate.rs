@@ -230,13 +230,19 @@ impl Generator<'_> {
     pub fn samples(
         &self,
         prompts: &[String],
-        template: Option<&ChatTemplate>,
+        (template, images): (Option<&ChatTemplate>, Option<&Images>),
         stop: impl Fn() -> bool,
     ) -> Result<Option<Vec<String>>, GenerateError> {
         let options = GenerateOptions { max_new_tokens: SAMPLE_TOKENS, ..GenerateOptions::default() };
         let mut texts = Vec::with_capacity(prompts.len());
         for prompt in prompts {
-            let prompt_ids = encode_prompt(self.tokenizer, template, None, prompt)?;
+            let prompt_ids = match (template, images) {
+                (Some(template), Some(images)) => {
+                    let asked = json!({"role": "user", "content": parts_of(prompt)});
+                    encode_messages(self.tokenizer, (template, Some(images)), &[asked], None)?
+                }
+                _ => encode_prompt(self.tokenizer, template, None, prompt)?,
+            };
             let on_text = |_: &str| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             let generated = self.generate(&prompt_ids, &options, on_text)?;
             if generated.ending == Ending::Stopped {
@@ -246,6 +252,30 @@ impl Generator<'_> {
         }
         Ok(Some(texts))
     }
+}
+
+/// The content of a message from a prompt that shows images as Markdown does: `![](a.png) What is it?`
+pub(crate) fn parts_of(prompt: &str) -> Value {
+    let (mut parts, mut rest) = (Vec::new(), prompt);
+    while let Some((before, (image, after))) =
+        rest.split_once("![](").and_then(|(before, shown)| Some((before, shown.split_once(')')?)))
+    {
+        parts.extend((!before.is_empty()).then(|| json!({"type": "text", "text": before})));
+        parts.push(json!({"type": "image", "image": image}));
+        rest = after.strip_prefix(' ').unwrap_or(after);
+    }
+    if parts.is_empty() {
+        return prompt.into();
+    }
+    parts.extend((!rest.is_empty()).then(|| json!({"type": "text", "text": rest})));
+    parts.into()
+}
+
+/// The images that a prompt shows so.
+pub(crate) fn shown_in(prompt: &str) -> Vec<String> {
+    let parts = parts_of(prompt);
+    let parts = parts.as_array().into_iter().flatten();
+    parts.filter_map(|part| part["image"].as_str().map(ToOwned::to_owned)).collect()
 }
 
 /// Refuses a prompt that the model cannot continue.

@@ -22,7 +22,7 @@ use crate::images::Images;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
-use crate::run::images::images_of_rows;
+use crate::run::images::{add_shown, images_of_rows};
 use crate::run::inputs::{self, ModelParts, WeightsFrom};
 use crate::run::next_commands::about_experts;
 use crate::run::overview::{self, Fact};
@@ -276,6 +276,9 @@ fn examine_data(
             examine_files(&config, &data, findings);
             examine_rows(&data, findings);
             findings.warnings.extend(overview::objective_warnings(recipe, &data));
+            if let Err(failure) = add_shown(data.images(), &recipe.eval.generate) {
+                findings.failure(failure);
+            }
             match Task::open(&recipe.eval.task, &data) {
                 Ok(task) => findings.facts.extend(task.map(|task| ("task", task.about()))),
                 Err(error) => findings.error(&error),

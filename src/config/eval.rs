@@ -24,7 +24,7 @@ section! {
         /// Stop after so many evaluations that were no better; adapter/ is then the best one. Default: never.
         early_stopping_patience: Option<usize> = None => optional_count(1..) like 3,
             ["early_stopping", "patience", "early_stop_patience", "early_stopping_rounds"];
-        /// Prompts answered at every evaluation, into samples.jsonl.
+        /// Prompts answered at every evaluation, into samples.jsonl. `![](a.png)` in one shows an image to a model that sees.
         generate: Vec<String> = Vec::new() => strings(),
             ["prompts", "sample_prompts", "eval_prompts", "samples", "do_sample_eval"];
         /// A score of the model's answers at every evaluation, before the first step that of the base.

@@ -142,10 +142,10 @@ fn whoever_listens_can_break_off() {
 
     let template = ChatTemplate::open("auto", &tokenizer).unwrap();
     let prompts = ["a".to_owned(), "b".to_owned()];
-    assert_eq!(generator.samples(&prompts, template.as_ref(), || true).unwrap(), None);
-    let texts = generator.samples(&prompts, template.as_ref(), || false).unwrap().unwrap();
+    assert_eq!(generator.samples(&prompts, (template.as_ref(), None), || true).unwrap(), None);
+    let texts = generator.samples(&prompts, (template.as_ref(), None), || false).unwrap().unwrap();
     assert_eq!(texts.len(), 2);
-    assert_eq!(generator.samples(&prompts, template.as_ref(), || false).unwrap().unwrap(), texts);
+    assert_eq!(generator.samples(&prompts, (template.as_ref(), None), || false).unwrap().unwrap(), texts);
 }
 
 #[test]
@@ -428,4 +428,20 @@ fn guessed_tokens_are_taken_where_they_are_drawn_and_the_text_is_the_same() {
         let (tokens, seen, _) = write(0, 0.0, 12, &prompt, &stops);
         assert_eq!((&tokens[..], seen), (&whole[..num_tokens], prompt.len() + num_tokens));
     }
+}
+
+#[test]
+fn prompts_show_images_as_markdown_does() {
+    let (a, b) = (json!({"type": "image", "image": "a.png"}), json!({"type": "image", "image": "https://b/c.png"}));
+    let text = |text: &str| json!({"type": "text", "text": text});
+    for (prompt, expected) in [
+        ("What?", "What?".into()),
+        ("![](a.png What?", "![](a.png What?".into()),
+        ("![](a.png) What?", json!([a, text("What?")])),
+        ("Is ![](a.png) like ![](https://b/c.png)?", json!([text("Is "), a, text("like "), b, text("?")])),
+        ("![](a.png)", json!([a])),
+    ] {
+        assert_eq!(parts_of(prompt), expected);
+    }
+    assert_eq!(shown_in("Is ![](a.png) like ![](https://b/c.png)?"), ["a.png", "https://b/c.png"]);
 }

@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use crate::config::DataConfig;
 use crate::data::dataset::OpenOptions;
 use crate::data::progress::{Meter, Work};
+use crate::generate::shown_in;
 use crate::hub::PublicFiles;
 use crate::images::{FeatureWriter, Features, Image, Images, Limits};
 use crate::model::Model;
@@ -60,6 +61,22 @@ pub(crate) fn with_images(
     let Some(images) = images.filter(|images| !images.all().is_empty()) else { return Ok(model) };
     let features = features(source, images, &model.device(), options)?;
     Ok(model.with_features(features))
+}
+
+/// Reads the images that prompts show, if the model sees any.
+///
+/// # Errors
+/// An image that cannot be read.
+pub(crate) fn add_shown(images: Option<&Arc<Images>>, prompts: &[String]) -> Result<(), Failure> {
+    let Some(images) = images else { return Ok(()) };
+    for name in prompts.iter().flat_map(|prompt| shown_in(prompt)) {
+        images.add(&name).map_err(|reason| {
+            // Its hints are about rows.
+            let reason = reason.lines().next().unwrap_or_default();
+            Failure::input(format!("`eval.generate`: {reason}\n  hint: its paths start in the working directory"))
+        })?;
+    }
+    Ok(())
 }
 
 /// The files that the weights of a tower are in, and what stands for these weights, if there are any.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Run;
 use super::dir::REFERENCE;
 use super::eva::{self, STOPPED};
-use super::images::with_images;
+use super::images::{add_shown, with_images};
 use super::overview::total_steps;
 use super::prepare::Prepared;
 use super::ranks::Joined;
@@ -134,6 +134,7 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
         rayon::broadcast(|_| allocator::give_back_now());
         allocator::keep_freed_memory();
         let data = data?;
+        add_shown(data.images(), &recipe.eval.generate)?;
         let model = with_images(model?, (&source.folder, &source.weights), data.images(), &options)?;
         Ok((data, model))
     })

@@ -1,5 +1,6 @@
 //! Evaluation: the loss of the evaluation rows, summed over tokens without dropout, and sample texts of the model.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::loss::LossSum;
@@ -111,7 +112,7 @@ pub(super) fn samples(
 ) -> Result<Option<Vec<Sample>>, GenerateError> {
     let (tokenizer, stops) = (data.tokenizer(), data.stops());
     let generator = Generator { model: step.model(), adapters: step.adapters(), tokenizer, stops: &stops };
-    let texts = generator.samples(prompts, data.template(), is_stopped)?;
+    let texts = generator.samples(prompts, (data.template(), data.images().map(Arc::as_ref)), is_stopped)?;
     let sample = |(prompt, text): (&String, String)| Sample {
         step: num_steps,
         prompt: prompt.clone(),

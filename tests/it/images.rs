@@ -7,6 +7,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use burn::tensor::Device;
 use lora_train::config::{
     DataConfig, DataSource, ObjectiveConfig, ObjectiveName, OptimizerConfig, RowKind, TrainConfig,
@@ -471,7 +473,7 @@ fn run_in(folder: &Path, args: &[&str]) -> (bool, String) {
     (output.status.success(), stderr(&output) + &String::from_utf8_lossy(&output.stdout))
 }
 
-const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 160\n[[data.train]]\npath = \"rows.jsonl\"\n\
+pub(crate) const RECIPE: &str = "output_dir = \"run\"\n[model]\npath = \".\"\n[data]\nmax_length = 160\n[[data.train]]\npath = \"rows.jsonl\"\n\
                       [[data.eval]]\npath = \"rows.jsonl\"\n[train]\nmax_steps = 2\nmicro_batch_size = 2\n\
                       [eval.task]\nmetric = \"exact_match\"\nmax_new_tokens = 4\n[device]\nname = \"cpu\"\n";
 
@@ -493,9 +495,13 @@ fn train_and_ask((family, tokens): (&str, &str)) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     write_model(family, path);
-    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    let sampled = "[eval]\ngenerate = [\"![](a.png) What?\"]\n[eval.task]";
+    fs::write(path.join("recipe.toml"), RECIPE.replace("[eval.task]", sampled)).unwrap();
     let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
     assert!(is_done, "{said}");
+    let lost = "eval.generate=['![](lost.png) What?']";
+    let (is_done, said) = run_in(path, &["check", "recipe.toml", "--set", lost]);
+    assert!(!is_done && said.contains("`eval.generate`: the image \"lost.png\" cannot be read"), "{said}");
     let (is_done, said) = run_in(path, &["inspect", "recipe.toml"]);
     assert!(is_done && said.contains(tokens), "{said}");
     let kept = || {
@@ -524,6 +530,13 @@ fn train_and_ask((family, tokens): (&str, &str)) {
         said
     };
     assert_ne!(answer(&["--image", "a.png"]), answer(&["--image", "c.png"]));
+    let samples = fs::read_to_string(path.join("run/samples.jsonl")).unwrap();
+    let last: Value = serde_json::from_str(samples.lines().last().unwrap()).unwrap();
+    let (_, said) =
+        run_in(path, &["generate", "run", "What?", "--image", "a.png", "--max-new-tokens", "96", "--quiet"]);
+    assert_eq!(last["text"].as_str().unwrap(), said.trim_end_matches('\n'));
+    let inlined = format!("data:image/png;base64,{}", STANDARD.encode(fs::read(path.join("a.png")).unwrap()));
+    assert!(fs::read_to_string(path.join("run/report.html")).unwrap().contains(&inlined));
     assert_ne!(answer(&["--image", "a.png", "--image", "c.png"]), answer(&[]));
     let (is_done, said) = run_in(path, &["merge", "run", "--out", "merged"]);
     assert!(is_done, "{said}");
@@ -616,10 +629,6 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
         (row(json!("a"), json!(["none.png"])), "none.png\" cannot be read"),
         (row(json!("a"), json!(["page.png"])), "page.png\" is no image but HTML"),
         (row(json!("a"), json!(["cut.png"])), "cut.png\" is damaged or cut short"),
-        (
-            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "image", "path": "a.png"}]}]}),
-            "line 1: message 2 answers with an image and no text",
-        ),
         (row(json!("a <image>"), json!(["a.png", "b.png"])), "1 places for images, and the row has 2 images"),
         (
             row(json!([{"type": "image"}, {"type": "image"}]), json!(["a.png"])),
@@ -640,6 +649,11 @@ fn rows_whose_images_cannot_be_used_are_refused_by_name() {
         let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
         assert!(!is_done && said.contains(reason), "{reason}\n{said}");
     }
+    let shown = json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "image", "path": "a.png"}]}]);
+    fs::write(path.join("rows.jsonl"), json!({"messages": shown}).to_string()).unwrap();
+    let model = format!("model.path={:?}", Path::new(env!("CARGO_MANIFEST_DIR")).join("quickstart/drawings/model"));
+    let (is_done, said) = run_in(path, &["check", "recipe.toml", "--set", &model]);
+    assert!(!is_done && said.contains("line 1: message 2 answers with an image and no text"), "{said}");
     // As whole as a file can be that has half its pixels.
     let mut half = bomb([40, 30]);
     half[20..24].copy_from_slice(&60_u32.to_be_bytes());

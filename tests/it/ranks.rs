@@ -11,6 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{Bench, lora_train, metrics, run, signal, stderr, steps, train, wait, wait_until};
+use crate::images;
 use crate::rollouts::answering;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -138,6 +139,28 @@ fn one_two_and_four_ranks_train_the_same() {
             assert_same(&run_dir, &bench.path("alone"), &format!("{name}, {ranks} ranks"));
         }
     }
+}
+
+#[test]
+fn ranks_see_images_as_one_does() {
+    if !has(OPEN_MPI) {
+        return;
+    }
+    let bench = Bench::new();
+    let folder = bench.path("");
+    images::write_model(images::QWEN3_VL, &folder);
+    let of = |run_dir: &str| {
+        let recipe = images::RECIPE.replace("\"run\"", &format!("{:?}", folder.join(run_dir)));
+        let recipe = recipe
+            .replace("\".\"", &format!("{folder:?}"))
+            .replace("\"rows.jsonl\"", &format!("{:?}", folder.join("rows.jsonl")));
+        let path = folder.join(format!("{run_dir}.toml"));
+        fs::write(&path, recipe).unwrap();
+        path
+    };
+    train(&of("one"), &["--set=train.max_steps=6"]);
+    train_on(OPEN_MPI, 2, &of("two"), &["--set=train.max_steps=6"]);
+    assert_same(&folder.join("two"), &folder.join("one"), "two ranks");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! report.html: one run on one page, in one file.
 
 use std::collections::BTreeMap;
+use std::fs;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use minijinja::{AutoEscape, Environment, context};
 use serde_json::Value;
 
@@ -9,6 +12,8 @@ use super::axis::Unit;
 use super::bars;
 use super::charts::Charts;
 use super::record::Record;
+use crate::generate::shown_in;
+use crate::images::is_image;
 use crate::measure::figures::Rollout;
 use crate::measure::figures::evaluation::{EvalFigure, Group, ShownAs};
 use crate::util::stats::quantile;
@@ -17,6 +22,8 @@ use crate::util::text::{duration, quoted, thousands};
 /// Number of prompts with texts on the page, and of texts per prompt.
 const MAX_PROMPTS: usize = 12;
 const MAX_TEXTS: usize = 12;
+/// Bytes of an image on the page.
+const MAX_IMAGE_BYTES: u64 = 1 << 20;
 /// Characters shown of a text.
 const MAX_TEXT: usize = 4000;
 /// Characters shown of a recipe: more than anyone writes by hand.
@@ -196,7 +203,8 @@ fn texts(record: &Record) -> (Vec<minijinja::Value>, usize) {
         let between: Vec<_> = texts.into_iter().step_by(every).collect();
         let shown: Vec<_> = std::iter::once(first).chain(last).collect();
         num_left_out -= shown.len() + between.len();
-        context! { prompt => shortened(prompt, MAX_TEXT), shown, between }
+        let images: Vec<_> = shown_in(prompt).iter().filter_map(|name| inlined(name)).collect();
+        context! { prompt => shortened(prompt, MAX_TEXT), images, shown, between }
     });
     (texts.collect(), num_left_out)
 }
@@ -224,6 +232,15 @@ fn answers(record: &Record) -> Vec<minijinja::Value> {
         context! { prompt => shortened(&answers[0].prompt, MAX_TEXT), num_left_out => answers.len() - shown.len(), shown }
     };
     groups.into_values().take(MAX_PROMPTS).map(of_group).collect()
+}
+
+/// An image as an address that holds it. One that is not a small file any more is named in its prompt alone.
+fn inlined(name: &str) -> Option<minijinja::Value> {
+    let is_small = fs::metadata(name).is_ok_and(|file| file.is_file() && file.len() <= MAX_IMAGE_BYTES);
+    let bytes = is_small.then(|| fs::read(name).ok())??;
+    // Browsers go by the content.
+    let address = || minijinja::Value::from_safe_string(format!("data:image/png;base64,{}", STANDARD.encode(&bytes)));
+    is_image(&bytes).then(address)
 }
 
 fn shortened(text: &str, most: usize) -> String {
