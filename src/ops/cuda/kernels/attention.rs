@@ -135,6 +135,7 @@ pub(super) fn backward(
             return keys.launch(&inputs, others, [dk, dv], [], tokens, heads);
         }
         let sums = [dk, dv].map(|d| scratch(d, [parts * tokens, dims(d)[1]], DType::F32));
+        note_memory(&sums[0]);
         keys.launch(&inputs, others, sums.each_ref(), [], tokens, heads);
         [dk, dv].into_iter().zip(&sums).for_each(|(d, sums)| join_parts(sums, d, parts, heads));
     };
