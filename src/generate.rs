@@ -236,13 +236,7 @@ impl Generator<'_> {
         let options = GenerateOptions { max_new_tokens: SAMPLE_TOKENS, ..GenerateOptions::default() };
         let mut texts = Vec::with_capacity(prompts.len());
         for prompt in prompts {
-            let prompt_ids = match (template, images) {
-                (Some(template), Some(images)) => {
-                    let asked = json!({"role": "user", "content": parts_of(prompt)});
-                    encode_messages(self.tokenizer, (template, Some(images)), &[asked], None)?
-                }
-                _ => encode_prompt(self.tokenizer, template, None, prompt)?,
-            };
+            let prompt_ids = encode_sample(self.tokenizer, (template, images), prompt)?;
             let on_text = |_: &str| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             let generated = self.generate(&prompt_ids, &options, on_text)?;
             if generated.ending == Ending::Stopped {
@@ -252,6 +246,22 @@ impl Generator<'_> {
         }
         Ok(Some(texts))
     }
+}
+
+/// Token ids of a prompt of samples, which may show images to a model that sees.
+///
+/// # Errors
+/// Those of [`encode_prompt`] and [`encode_messages`].
+pub(crate) fn encode_sample(
+    tokenizer: &Tokenizer,
+    (template, images): (Option<&ChatTemplate>, Option<&Images>),
+    prompt: &str,
+) -> Result<Vec<u32>, GenerateError> {
+    let (Some(template), Some(images)) = (template, images) else {
+        return encode_prompt(tokenizer, template, None, prompt);
+    };
+    let asked = json!({"role": "user", "content": parts_of(prompt)});
+    encode_messages(tokenizer, (template, Some(images)), &[asked], None)
 }
 
 /// The content of a message from a prompt that shows images as Markdown does: `![](a.png) What is it?`

@@ -276,7 +276,7 @@ fn examine_data(
             examine_files(&config, &data, findings);
             examine_rows(&data, findings);
             findings.warnings.extend(overview::objective_warnings(recipe, &data));
-            if let Err(failure) = add_shown(data.images(), &recipe.eval.generate) {
+            if let Err(failure) = add_shown(&data, &recipe.eval.generate) {
                 findings.failure(failure);
             }
             match Task::open(&recipe.eval.task, &data) {

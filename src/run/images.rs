@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::Device;
 
 use crate::config::DataConfig;
-use crate::data::dataset::OpenOptions;
+use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::progress::{Meter, Work};
-use crate::generate::shown_in;
+use crate::generate::encode_sample;
 use crate::hub::PublicFiles;
 use crate::images::{FeatureWriter, Features, Image, Images, Limits};
 use crate::model::Model;
@@ -63,17 +63,17 @@ pub(crate) fn with_images(
     Ok(model.with_features(features))
 }
 
-/// Reads the images that prompts show, if the model sees any.
+/// Reads the images that prompts of samples show.
 ///
 /// # Errors
-/// An image that cannot be read.
-pub(crate) fn add_shown(images: Option<&Arc<Images>>, prompts: &[String]) -> Result<(), Failure> {
-    let Some(images) = images else { return Ok(()) };
-    for name in prompts.iter().flat_map(|prompt| shown_in(prompt)) {
-        images.add(&name).map_err(|reason| {
+/// A prompt that cannot be asked, or an image of one that cannot be read.
+pub(crate) fn add_shown(data: &Dataset, prompts: &[String]) -> Result<(), Failure> {
+    let seen = (data.template(), data.images().map(Arc::as_ref));
+    for prompt in prompts {
+        encode_sample(data.tokenizer(), seen, prompt).map_err(|error| {
             // Its hints are about rows.
-            let reason = reason.lines().next().unwrap_or_default();
-            Failure::input(format!("`eval.generate`: {reason}\n  hint: its paths start in the working directory"))
+            let reason = error.to_string().lines().next().unwrap_or_default().to_owned();
+            Failure::input(format!("`eval.generate`: {reason}\n  hint: paths in it start in the working directory"))
         })?;
     }
     Ok(())

@@ -134,7 +134,7 @@ fn read_rows_and_model(run: &Run<'_>, joined: &mut Joined) -> Result<(Dataset, M
         rayon::broadcast(|_| allocator::give_back_now());
         allocator::keep_freed_memory();
         let data = data?;
-        add_shown(data.images(), &recipe.eval.generate)?;
+        add_shown(&data, &recipe.eval.generate)?;
         let model = with_images(model?, (&source.folder, &source.weights), data.images(), &options)?;
         Ok((data, model))
     })
