@@ -50,7 +50,7 @@ pub(in crate::commands::init) fn environment_call(program: &str, function: &str)
     let (at, _) = statement.definition()?;
     let parameters = parameters(&statement.tokens[at..]);
     let uses = |name: &str| statement.tokens.iter().filter(|token| token.is_name(name)).count() - 1;
-    let others: Vec<_> = parameters.iter().filter(|name| *name != "environments").collect();
+    let others: Vec<_> = parameters.iter().filter(|name| **name != "environments").collect();
     if others.len() == parameters.len() {
         return None;
     }
