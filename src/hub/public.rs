@@ -236,7 +236,11 @@ impl PublicFiles {
         }
         let (mut bytes, mut block) = (Vec::new(), vec![0; 1 << 16]);
         loop {
-            let length = answer.read(&mut block).map_err(|error| {
+            let read = answer.read(&mut block);
+            if start.elapsed() >= self.most_time {
+                return Err(format!("cannot be fetched: it takes more than {} s", self.most_time.as_secs()).into());
+            }
+            let length = read.map_err(|error| {
                 let reason = format!("cannot be fetched: it broke off: {}", root_cause(&error));
                 Fault { reason, passes: true, is_of_host: false }
             })?;
@@ -246,9 +250,6 @@ impl PublicFiles {
             bytes.extend(&block[..length]);
             if bytes.len() as u64 > self.most_bytes {
                 return Err(too_large());
-            }
-            if start.elapsed() > self.most_time {
-                return Err(format!("cannot be fetched: it takes more than {} s", self.most_time.as_secs()).into());
             }
         }
     }
