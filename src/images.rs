@@ -33,7 +33,8 @@ pub const FIRST_IMAGE_ID: u32 = 1 << 29;
 /// Ids that tokens of images may have: the two bits above have another meaning in token files.
 const NUM_IDS: u32 = 1 << 29;
 
-const PLACES: &str = "\n  hint: paths start beside the file with the rows, or in `data.image_folder`";
+const PLACES: &str = "\n  hint: paths start beside the file with the rows, or in `data.image_folder`; base64 is written \
+                      `data:image/png;base64,...`";
 
 /// Larger files are refused.
 const MOST_FILE_BYTES: u64 = 256 << 20;
@@ -396,6 +397,11 @@ fn shown(name: &str) -> String {
 /// Whether a name is a web address.
 pub(crate) fn is_web(name: &str) -> bool {
     ["https://", "http://"].iter().any(|scheme| name.starts_with(scheme))
+}
+
+/// Whether a file is named as an image is.
+pub(crate) fn has_image_name(file: &str) -> bool {
+    [".png", ".jpg", ".jpeg", ".gif", ".webp"].iter().any(|end| file.to_lowercase().ends_with(end))
 }
 
 /// Whether a file begins as an image does.

@@ -185,7 +185,10 @@ impl Chat<'_> {
             "/reset" => self.reset(),
             "/system" => self.set_system(rest.trim()).unwrap_or_else(|error| say(&format!("error: {error}"))),
             "/adapter" => self.switch(rest.trim()),
-            "/image" => self.show(rest.trim()).unwrap_or_else(|reason| say(&format!("error: {reason}"))),
+            // Terminals quote the path of a file that is dropped on them.
+            "/image" => self
+                .show(rest.trim().trim_matches(['\'', '"']))
+                .unwrap_or_else(|reason| say(&format!("error: {reason}"))),
             _ if line.starts_with('/') => {
                 say(&format!("there is no {word}; /help lists what there is, and a message can begin with a space"));
             }

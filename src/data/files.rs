@@ -12,7 +12,7 @@ use super::error::DataError;
 use super::unpack::Compression;
 use crate::config::DataFormat;
 use crate::hub::{DatasetLayout, Progress};
-use crate::images::Images;
+use crate::images::{Images, has_image_name};
 use crate::schema::{did_you_mean, searched_folder};
 
 /// Names of a folder that a message lists.
@@ -248,5 +248,8 @@ fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String>
         names.push("...".into());
     }
     let held = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
-    Err(format!("is a folder without data files, which end in {ENDINGS}; it has {held}"))
+    let metadata = "\n  hint: the rows of images go beside them, into metadata.jsonl: {\"file_name\": \"a.png\", \"prompt\": \"...\", \
+                    \"completion\": \"...\"}";
+    let hint = if names.iter().any(|name| has_image_name(name)) { metadata } else { "" };
+    Err(format!("is a folder without data files, which end in {ENDINGS}; it has {held}{hint}"))
 }

@@ -177,7 +177,7 @@ fn a_chat_goes_on_after_a_file_that_is_no_image() {
     let path = folder.path();
     write_model(MISTRAL3, path);
     fs::write(path.join("page.png"), "<html>404</html>").unwrap();
-    let asked = "/image page.png\n/image none.png\n/image\n/image c.png\n[IMG]?\n/reset\nWhat?\n";
+    let asked = "/image page.png\n/image none.png\n/image\n/image 'c.png'\n[IMG]?\n/reset\nWhat?\n";
     let mut command = lora_train(&["chat", ".", "--max-new-tokens", "8"]);
     command.current_dir(path).env("LORA_TRAIN_CACHE", path.join("cache")).stdin(Stdio::piped());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{RowFormat, keys_of, list_of};
+use super::{RowFormat, images, keys_of, list_of};
 use crate::config::{DataFormat, RowKind};
 
 /// Formats in the order in which `auto` tries them: the most structured first.
@@ -299,7 +299,8 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
     let list = list_in(row);
     let inner =
         list.map(|list| RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), &row[list][0], RowKind::Sequence));
-    let columns = match (list, &longest(row, 2, |_| true)[..]) {
+    let texts = longest(row, 2, |name| !images::is_column(row, name));
+    let columns = match (list, &texts[..]) {
         (Some(list), _) => format!("messages = {list:?}"),
         (None, [prompt, completion]) => format!("prompt = {prompt:?}, completion = {completion:?}"),
         (None, [text]) => format!("text = {text:?}"),
@@ -310,10 +311,15 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
     } else {
         format!("the columns {} are those of no format", keys_of(row))
     };
-    let hint = match (list, inner) {
-        (Some(list), Some(Ok(RowFormat { format, .. }))) if format != DataFormat::Text => {
+    let shows = row.as_object().is_some_and(|columns| columns.keys().any(|name| images::is_column(row, name)));
+    let hint = match (list, inner, &texts[..]) {
+        (Some(list), Some(Ok(RowFormat { format, .. })), _) if format != DataFormat::Text => {
             format!("the rows are in `{list}`: write that list alone")
         }
+        (None, _, [answer]) if shows => format!(
+            "an image needs a question, such as a column `prompt`; with it, `columns = {{ prompt = \"prompt\", completion = \
+             {answer:?} }}`"
+        ),
         _ => format!("name yours, such as `columns = {{ {columns} }}`"),
     };
     let answered = if named(row, "prompt").is_some() {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::kind_of;
+use crate::images::has_image_name;
 
 /// Where a text stands for an image.
 const MARKER: &str = "<image>";
@@ -78,9 +79,7 @@ impl<'a> RowImages<'a> {
 
 /// Whether a column holds images of its row, if that has any: a `file_name` may be that of another file.
 pub(super) fn is_column(row: &Value, name: &str) -> bool {
-    let ends = [".png", ".jpg", ".jpeg", ".gif", ".webp"];
-    let is_picture = |file: &str| ends.iter().any(|end| file.to_lowercase().ends_with(end));
-    COLUMNS.contains(&name) && (name != "file_name" || row[name].as_str().is_some_and(is_picture))
+    COLUMNS.contains(&name) && (name != "file_name" || row[name].as_str().is_some_and(has_image_name))
 }
 
 /// The images of a row beside its messages.

@@ -190,6 +190,9 @@ fn columns_of_no_format_are_listed_with_what_would_help() {
     assert!(error.ends_with("`columns = { prompt = \"user_msg\", completion = \"bot_msg\" }`"), "{error}");
     let error = read(&json!({"id": 1, "dialog": [{"role": "user", "content": "a"}]}), true).unwrap_err();
     assert!(error.ends_with("`columns = { messages = \"dialog\" }`"), "{error}");
+    let error = read(&json!({"image": "a.png", "caption": "A bill."}), true).unwrap_err();
+    let columns = "`columns = { prompt = \"prompt\", completion = \"caption\" }`";
+    assert!(error.contains("an image needs a question") && error.ends_with(columns), "{error}");
 }
 
 #[test]

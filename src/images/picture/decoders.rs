@@ -58,6 +58,9 @@ impl Format {
         Err(match other {
             Some((_, _, name)) => format!("is {name}; {READ}\n  hint: convert it"),
             None if file.is_empty() => "is empty".to_owned(),
+            None if file.starts_with(b"version https://git-lfs") => {
+                "is a Git LFS pointer, not the image\n  hint: run `git lfs pull` in its folder".to_owned()
+            }
             None if file.trim_ascii_start().starts_with(b"<") => format!("is no image but HTML or SVG: {READ}"),
             None => format!("is no image: {READ}"),
         })

@@ -64,6 +64,7 @@ fn what_is_no_whole_image_of_a_decent_size_is_refused() {
         (&b""[..], "is empty"),
         (b"<html></html>", "is no image but HTML"),
         (b"name,age", "is no image: "),
+        (b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer"),
         (b"BM......", "is a BMP; PNG, JPEG, GIF and WebP are read"),
         (b"\0\0\0\x20ftypavif", "is an AVIF"),
         (&png[..20], "is damaged or cut short"),

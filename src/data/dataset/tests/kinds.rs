@@ -91,6 +91,10 @@ fn a_folder_stands_for_its_data_files() {
     std::fs::create_dir(empty.path("data")).unwrap();
     let message = error_of(empty.source(""));
     assert!(message.contains("is a folder without data files") && message.ends_with("it has data/, x.md"), "{message}");
+    empty.write("a.png", "");
+    assert!(
+        error_of(empty.source("")).contains("it has a.png, data/, x.md\n  hint: the rows of images go beside them")
+    );
 }
 
 #[test]
