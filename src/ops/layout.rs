@@ -242,11 +242,18 @@ impl Layout {
     pub(super) fn cut(&self, chunk: Option<usize>) -> Option<Arc<Self>> {
         let chunk = chunk.filter(|chunk| self.documents.iter().any(|(_, len)| len > chunk))?;
         Some(self.cut.of(chunk, || {
-            let parts = self.documents.iter().flat_map(|&(start, len)| {
-                (0..len).step_by(chunk).map(move |first| (start + first, chunk.min(len - first)))
-            });
-            let layout = Self::new(self.rows, parts.collect(), self.positions.clone(), Arc::clone(&self.tables));
-            Arc::new(layout.with_blocks(self.blocks.clone()))
+            let parts = |start: usize, len: usize| -> Vec<_> {
+                (0..len).step_by(chunk).map(|first| (start + first, chunk.min(len - first))).collect()
+            };
+            let documents = self.documents.iter().flat_map(|&(start, len)| parts(start, len)).collect();
+            // One that is shared is in a document within a chunk.
+            let in_parts = |stretch: &Stretch| match stretch {
+                shared if shared.is_shared() => vec![shared.clone()],
+                &Stretch { start, len, .. } => Stretch::of(&parts(start, len), &[]),
+            };
+            let stretches = self.stretches.iter().flat_map(in_parts).collect();
+            let layout = Self::new(self.rows, documents, self.positions.clone(), Arc::clone(&self.tables));
+            Arc::new(Self { stretches, ..layout.with_blocks(self.blocks.clone()) })
         }))
     }
 
@@ -441,6 +448,16 @@ mod tests {
         let layout = Layout::new(1, vec![(0, 3), (3, 7)], (0..3).chain(0..7).collect(), Vec::new().into());
         assert_eq!(layout.cut(Some(3)).unwrap().documents(), [(0, 3), (3, 3), (6, 3), (9, 1)]);
         assert!(layout.cut(Some(7)).is_none() && layout.cut(None).is_none());
+    }
+
+    #[test]
+    fn documents_that_begin_alike_do_so_beside_one_that_is_cut() {
+        let layout = Layout::new(1, vec![(0, 4), (4, 3), (7, 1)], [0, 1, 2, 3, 0, 1, 2, 2].into(), Vec::new().into());
+        let cut = layout.with_prefixes(&[0..0, 0..0, 4..6]).cut(Some(3)).unwrap();
+        let found =
+            cut.stretches().iter().map(|stretch| (stretch.start, stretch.len, stretch.reach, stretch.prefix.clone()));
+        assert!(found.eq([(0, 3, 3, 0..0), (3, 1, 1, 0..0), (4, 2, 4, 0..0), (6, 1, 1, 4..6), (7, 1, 1, 4..6)]));
+        assert_eq!(cut.documents(), [(0, 3), (3, 1), (4, 3), (7, 1)]);
     }
 
     #[test]
