@@ -506,17 +506,20 @@ fn refuse_media(row: &Value) -> Result<(), String> {
 }
 
 fn refuse_media_but(row: &Value, read: &[&str]) -> Result<(), String> {
-    let is_filled = |value: &Value| match value {
-        Value::Null => false,
-        Value::Array(items) => !items.is_empty(),
-        Value::String(text) => !text.is_empty(),
-        _ => true,
-    };
     let mut media =
         ["image", "images", "audio", "audios", "video", "videos"].iter().filter(|name| !read.contains(name));
     match media.find(|name| is_filled(&row[**name])) {
         Some(name) => Err(format!("the row has `{name}`; {TEXT_ONLY}")),
         None => Ok(()),
+    }
+}
+
+fn is_filled(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        _ => true,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::kind_of;
+use super::{is_filled, kind_of, list_of};
 use crate::images::has_image_name;
 
 /// Where a text stands for an image.
@@ -77,9 +77,22 @@ impl<'a> RowImages<'a> {
     }
 }
 
-/// Whether a column holds images of its row, if that has any: a `file_name` may be that of another file.
+/// Whether a column holds images of its row, if that has any: a `file_name` may be that of another file, or of what the row names
+/// besides.
 pub(super) fn is_column(row: &Value, name: &str) -> bool {
-    COLUMNS.contains(&name) && (name != "file_name" || row[name].as_str().is_some_and(has_image_name))
+    let is_alone = || {
+        !["images", "image"].iter().any(|name| is_filled(&row[*name]))
+            && !row.as_object().into_iter().flat_map(Map::values).any(names_images)
+    };
+    COLUMNS.contains(&name) && (name != "file_name" || row[name].as_str().is_some_and(has_image_name) && is_alone())
+}
+
+/// Whether a column has messages that say what their images are.
+fn names_images(column: &Value) -> bool {
+    let list = list_of(if column["messages"].is_array() { &column["messages"] } else { column });
+    let messages = list.iter().filter_map(|list| list.as_array()).flatten();
+    let parts = messages.filter_map(|message| message["content"].as_array().or(message["value"].as_array())).flatten();
+    parts.filter(|part| is_image(part)).any(|part| IMAGE_KEYS.iter().any(|key| !part[*key].is_null()))
 }
 
 /// The images of a row beside its messages.
@@ -265,6 +278,16 @@ mod tests {
             (json!({"file_name": "a.png", "question": "Total?", "answer": "12"}), file),
         ] {
             assert_eq!(read(&row), (Ok(conversation(image)), BTreeSet::new()), "{row}");
+        }
+        // The image has its name in the row once more.
+        for (row, image) in [
+            (json!({"images": ["a.png"], "messages": [asked("<image>Total?".into()), answer]}), file),
+            (part(json!({"type": "image", "image": "a.png"})), file),
+            (json!({"image": bytes, "question": "Total?", "answer": "12"}), inline),
+        ] {
+            let mut named = row;
+            named["file_name"] = "a.png".into();
+            assert_eq!(read(&named), (Ok(conversation(image)), BTreeSet::from(["file_name".to_owned()])), "{named}");
         }
         let caption = json!({"file_name": "a.png", "text": "A bill."});
         assert!(read(&caption).0.unwrap_err().starts_with("the row has the `file_name` of an image; text alone"));
