@@ -118,7 +118,10 @@ impl RowFormat {
         let answer = self.said(given, "completion")?;
         let answer = answer.ok_or_else(|| format!("`{}` is null", self.name_of("completion")))?;
         match self.after_prompt(answer, given)? {
-            Sample::Chat { messages, .. } => self.chat(messages, row),
+            Sample::Chat { messages, tools: beside_prompt } => Ok(match self.chat(messages, row)? {
+                Sample::Chat { messages, tools } => Sample::Chat { messages, tools: tools.or(beside_prompt) },
+                other => other,
+            }),
             text => Ok(text),
         }
     }

@@ -401,6 +401,15 @@ fn alpaca_rows_are_a_conversation_or_the_published_prompt() {
 }
 
 #[test]
+fn tools_beside_the_messages_of_a_prompt_are_known_to_its_completion() {
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let prompt = json!({"messages": [{"role": "user", "content": "a"}], "tools": tools});
+    let row = json!({"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}]});
+    let Sample::Chat { messages, tools: Some(found) } = read(&row, true).unwrap() else { panic!("with tools") };
+    assert_eq!((messages.len(), found), (2, tools));
+}
+
+#[test]
 fn keys_that_are_null_do_not_reach_the_template() {
     let row = json!({"messages": [{"role": "user", "content": "a", "tool_calls": null, "name": null}], "tools": null});
     assert_eq!(read(&row, true).unwrap(), chat(&[("user", "a")]));
