@@ -1,6 +1,6 @@
 //! The rows of a recipe's files, as tokens, and the order in which they are visited.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -154,17 +154,27 @@ impl Dataset {
         &self.tokenizer
     }
 
-    /// SHA-256 of the content of the training files, and of all images that rows have.
-    #[must_use]
-    pub fn train_digest(&self) -> [u8; 32] {
+    /// SHA-256 of the content of the training files, and of the images that their rows have.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn train_digest(&self) -> Result<[u8; 32], DataError> {
         let mut digest = Sha256::new();
         self.files.iter().filter(|file| !file.info.is_eval).for_each(|file| digest.update(file.content));
-        let mut images: Vec<_> =
-            self.images.iter().flat_map(|images| images.all()).map(|image| image.content).collect();
-        // Threads find them in any order.
-        images.sort_unstable();
-        images.iter().for_each(|content| digest.update(content));
-        digest.finalize().into()
+        let all = self.images.iter().flat_map(|images| images.all());
+        let all: HashMap<u32, [u8; 32]> = all.map(|image| (image.first_id, image.content)).collect();
+        if !all.is_empty() {
+            let of_row = |row: &u32| {
+                let (_, row) = read_row(&self.files, *row)?;
+                Ok(row.ids.iter().filter_map(|id| all.get(id)).collect::<Vec<_>>())
+            };
+            let rows = self.train_rows.par_iter().chain(&self.eval_rows);
+            let rows = rows.filter(|row| (**row as usize) < self.num_file_rows()).map(of_row);
+            // Threads find images in any order.
+            let images: BTreeSet<_> = rows.collect::<Result<Vec<_>, DataError>>()?.into_iter().flatten().collect();
+            images.into_iter().for_each(|content| digest.update(content));
+        }
+        Ok(digest.finalize().into())
     }
 
     /// How a file's questions and answers are written for the model, where the format alone does not say it.

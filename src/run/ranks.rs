@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
+use super::inputs::data_failure;
 use super::prepare::Prepared;
 use super::resume::Resumed;
 use crate::config::LoggingConfig;
@@ -180,7 +181,7 @@ impl Joined {
             ("kinds of devices", of(prepared.device.kind.name())),
             ("models", prepared.source.weights.digest().map_or_else(String::new, |digest| hex(&digest))),
             ("tokenizers", hex(&data.tokenizer().digest())),
-            ("rows", hex(&data.train_digest())),
+            ("rows", hex(&data.train_digest().map_err(data_failure)?)),
             ("checkpoints", format!("{step:x}")),
             ("MPI libraries", of(&format!("{} {}", self.place.library, self.ranks.sum_beside(true)))),
         ];

@@ -61,7 +61,7 @@ impl<'a> Started<'a> {
         let checkpoints = Checkpoints::new(&recipe.output_dir, &recipe.checkpoint);
         let task = Task::open(&recipe.eval.task, data).map_err(data_failure)?;
         let rollouts = prepared.rollouts(data)?.map(|rollouts| rollouts.with_log(dir.path().join(REWARDS_LOG)));
-        let inputs = inputs(prepared, data);
+        let inputs = inputs(prepared, data)?;
         let earlier = earlier(run, resumed.as_ref());
         let (rate, total_steps) = (recipe.optimizer.learning_rate, overview::total_steps(recipe, data));
         let schedule = Schedule::new(&recipe.scheduler, rate, total_steps);
@@ -283,13 +283,13 @@ fn prompt_form(recipe: &Recipe, data: &Dataset) -> PromptForm {
 }
 
 /// Digests of the inputs, so that a resumed run can compare them.
-fn inputs(prepared: &Prepared, data: &Dataset) -> Inputs {
-    Inputs {
-        train_rows: Some(Inputs::hexadecimal(data.train_digest())),
+fn inputs(prepared: &Prepared, data: &Dataset) -> Result<Inputs, Failure> {
+    Ok(Inputs {
+        train_rows: Some(Inputs::hexadecimal(data.train_digest().map_err(data_failure)?)),
         tokenizer: Some(Inputs::hexadecimal(data.tokenizer().digest())),
         chat_template: data.template().and_then(ChatTemplate::identity).map(Inputs::hexadecimal),
         weights: prepared.source.weights.digest().map(Inputs::hexadecimal),
-    }
+    })
 }
 
 /// Sums the gradients of so many parameters over the ranks.

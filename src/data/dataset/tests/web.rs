@@ -12,6 +12,10 @@ use crate::images::{Images, Limits};
 use crate::spec::{ModelConfig, Vision};
 
 fn open(folder: &Path, files: &Files, name: &str) -> Result<(Dataset, Arc<Images>), String> {
+    open_all(config(vec![files.source(name)]), folder)
+}
+
+fn open_all(config: DataConfig, folder: &Path) -> Result<(Dataset, Arc<Images>), String> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/images-mistral3");
     let model = ModelConfig::from_file(&golden.join("config.json")).unwrap();
     let vision = Vision::of_folder(&golden, &model).unwrap().unwrap();
@@ -19,9 +23,26 @@ fn open(folder: &Path, files: &Files, name: &str) -> Result<(Dataset, Arc<Images
     let images = Images::new(Ok(vision), limits).of_rows().with_web(PublicFiles::of_this_machine(folder));
     let images = Arc::new(images);
     let options = OpenOptions { images: Some(Arc::clone(&images)), ..OpenOptions::default() };
-    let config = DataConfig { max_length: 64, ..config(vec![files.source(name)]) };
+    let config = DataConfig { max_length: 64, ..config };
     let data = Dataset::open(&config, Arc::new(Tokenizer::open(&golden).unwrap()), 0, &options);
     data.map(|data| (data, images)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_digest_of_training_rows_is_without_images_of_others() {
+    let files = Files::new();
+    let row = |image: &str| {
+        let said = json!([{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "x"}]);
+        files.write(&format!("{image}.jsonl"), &json!({"messages": said, "images": [image]}).to_string())
+    };
+    let digest = |train: &str, eval: Option<&str>| {
+        let eval = eval.map(&row).into_iter().collect();
+        let (data, images) = open_all(DataConfig { eval, ..config(vec![row(train)]) }, files.path("")).unwrap();
+        (images.all().len(), data.train_digest().unwrap())
+    };
+    let (num_images, alone) = digest("a.png", None);
+    assert_eq!((num_images, digest("a.png", Some("c.png"))), (1, (2, alone)));
+    assert_eq!(digest("a.png", Some("a.png")), (1, alone));
 }
 
 #[test]
