@@ -150,7 +150,7 @@ fn opened(
     let config = DataConfig { max_length: WHOLE, on_bad_row, eval: Vec::new(), eval_split: None, ..data.clone() };
     let options = OpenOptions {
         cache: CacheSettings::default(),
-        progress: Progress::Quiet,
+        progress: Progress::detect(false),
         max_rows: Some(MAX_ROWS),
         images: images_of_rows(&source.folder, &source.config, &config),
         ..OpenOptions::default()
