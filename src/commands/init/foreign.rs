@@ -153,6 +153,14 @@ impl Foreign {
         within(&self.root, names)
     }
 
+    /// Whether keys of LLaMA-Factory, or the name of its template, say that the model sees images.
+    pub(super) fn has_images(&self) -> bool {
+        let starts = ["image_", "video_", "media_dir", "freeze_vision", "freeze_multi_modal"];
+        let template = self.get("template").and_then(Value::as_str).unwrap_or_default();
+        self.root.keys().any(|key| starts.iter().any(|start| key.starts_with(start)))
+            || ["_vl", "llava", "pixtral"].iter().any(|part| template.contains(part))
+    }
+
     /// torchtune's `${output_dir}`, replaced by the value of that key.
     pub(super) fn expanded(&self, text: &str) -> String {
         let mut expanded = text.to_owned();

@@ -10,7 +10,7 @@ use super::draft::{Draft, Setting};
 use super::foreign::{Foreign, Meaning, as_toml, is_off};
 use super::rules::of_trainer;
 use super::trainer::Trainer;
-use super::values::{common, last_layers};
+use super::values::{FROZEN_TOWER, common, last_layers};
 use super::{experts, grpo, mlx, moments, objective, openai};
 use crate::data::sources::names_files;
 use crate::hub::HubSettings;
@@ -312,6 +312,11 @@ impl<'a> Mapping<'a> {
         if trainer == Trainer::MlxLm {
             self.fill_mlx_lm();
         }
+        let sees = self.foreign.said.program.as_ref().is_some_and(|program| program.contains("FastVisionModel"));
+        if sees && ["finetune_vision_layers", "target_modules"].iter().all(|key| self.foreign.get(key).is_none()) {
+            let difference = format!("on in FastVisionModel by default; {FROZEN_TOWER}");
+            self.differences.push(("finetune_vision_layers".to_owned(), difference));
+        }
         for (keys, difference) in trainer.differences() {
             if keys.iter().all(|key| self.foreign.get(key).is_none()) {
                 self.differences.push((keys[0].to_owned(), (*difference).to_owned()));
@@ -330,7 +335,11 @@ impl<'a> Mapping<'a> {
                 "scheduler.warmup_ratio" => &["scheduler.warmup_steps"],
                 _ => &[],
             };
-            let is_off = key == "train.precision" && self.foreign.get("bf16") == Some(&Value::Bool(false));
+            let is_off = match key {
+                "train.precision" => self.foreign.get("bf16") == Some(&Value::Bool(false)),
+                "data.image_max_pixels" => !self.foreign.has_images(),
+                _ => false,
+            };
             let is_said = |key: &str| self.draft.get(key).is_some() || is_off;
             if !is_said(key) && !excluding.iter().any(|key| is_said(key)) {
                 let objective = self.draft.get("objective.name").and_then(toml::Value::as_str);

@@ -6,8 +6,8 @@ use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, as_toml, is_off, one};
 use super::trainer::Trainer;
 use super::values::{
-    OWN_TEMPLATE, accumulation, last_layers, last_part, mlx_schedule, optimizer, quantised, scale, shape, targets,
-    targets_of_litgpt, targets_of_torchtune,
+    FROZEN_TOWER, OF_LANGUAGE, OWN_TEMPLATE, accumulation, last_layers, last_part, mlx_schedule, optimizer, quantised,
+    scale, shape, targets, targets_of_litgpt, targets_of_torchtune, targets_of_unsloth,
 };
 use super::{objective, openai, sources, swift};
 
@@ -33,6 +33,7 @@ pub(super) fn of_trainer(from: &Foreign, path: &str, value: &Value) -> Option<Me
         Trainer::Peft if path == "base_model_name_or_path" => Some(one("model.path", value, from)),
         Trainer::Peft if path.starts_with("rank_pattern.") => pattern(from, "rank_pattern"),
         Trainer::Peft if path.starts_with("alpha_pattern.") => pattern(from, "alpha_pattern"),
+        Trainer::Unsloth if path.starts_with("finetune_") => unsloth(from, path, value),
         Trainer::Trl | Trainer::Unsloth | Trainer::Python | Trainer::Unknown => trl(from, path, value),
         Trainer::OpenAi | Trainer::Peft => None,
     }
@@ -75,9 +76,7 @@ fn llama_factory(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
             from.get("packing").is_none().then(|| ("data.packing".to_owned(), true.into())).into_iter().collect(),
             "a text goes on in the next sequence there; here data.max_length cuts it, and says how many".into(),
         ),
-        "freeze_vision_tower" | "freeze_multi_modal_projector" if is_off(value) => {
-            Lost("vision tower and projector stay as they are here".into())
-        }
+        "freeze_vision_tower" | "freeze_multi_modal_projector" if is_off(value) => Lost(FROZEN_TOWER.into()),
         "freeze_vision_tower"
         | "freeze_multi_modal_projector"
         | "dataset_dir"
@@ -116,6 +115,21 @@ fn trl(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
         "assistant_only_loss" | "completion_only_loss" => {
             Set(vec![("data.train_on_inputs".into(), is_off(value).into())])
         }
+        _ => return None,
+    })
+}
+
+/// Which parts of a model that sees have adapters; a list of modules says it alone.
+fn unsloth(from: &Foreign, path: &str, value: &Value) -> Option<Meaning> {
+    let is_listed = from.get("target_modules").is_some_and(|modules| !is_off(modules));
+    Some(match path {
+        "finetune_language_layers" | "finetune_attention_modules" | "finetune_mlp_modules"
+            if is_listed || !is_off(value) =>
+        {
+            Nothing
+        }
+        "finetune_language_layers" => Lost(OF_LANGUAGE.into()),
+        "finetune_attention_modules" | "finetune_mlp_modules" => targets_of_unsloth(from),
         _ => return None,
     })
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::foreign::Meaning::{self, Lost, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
-use super::values::{OWN_TEMPLATE, four_bits, quantised};
+use super::values::{FROZEN_TOWER, OF_LANGUAGE, OWN_TEMPLATE, four_bits, quantised};
 
 /// Keys that change no result here, or of which the values above are all that do.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -43,6 +43,8 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
         "truncation_strategy" if text == "delete" => {
             Lost("rows longer than `max_length` are cut, and counted, not dropped".into())
         }
+        "freeze_vit" | "freeze_aligner" if is_off(value) => Lost(FROZEN_TOWER.into()),
+        "freeze_llm" if !is_off(value) => Lost(OF_LANGUAGE.into()),
         "loss_scale" if text != "default" && !is_off(value) => {
             Lost("every token of an answer counts alike here; `weight` = 0 in a message takes its loss away".into())
         }

@@ -95,8 +95,8 @@ impl Trainer {
                 train.precision="bf16" scheduler.warmup_ratio=0.03"#
             }
             Self::LlamaFactory => {
-                r#"lora.r=8 data.max_length=2048 train.micro_batch_size=8 train.num_epochs=3.0
-                optimizer.learning_rate=5e-5 scheduler.lr_scheduler="linear""#
+                r#"lora.r=8 data.max_length=2048 data.image_max_pixels=589824 train.micro_batch_size=8
+                train.num_epochs=3.0 optimizer.learning_rate=5e-5 scheduler.lr_scheduler="linear""#
             }
             Self::Torchtune => {
                 r#"train.max_grad_norm=0.0 optimizer.weight_decay=0.01 scheduler.lr_scheduler="constant""#

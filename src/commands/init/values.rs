@@ -12,6 +12,12 @@ use super::trainer::Trainer;
 pub(super) const OWN_TEMPLATE: &str =
     "the chat template is the model's own; data.chat_template names a file with another";
 
+/// What becomes of adapters or of training that a vision tower or its projector is to have.
+pub(super) const FROZEN_TOWER: &str = "vision tower and projector stay as they are here";
+
+/// What becomes of a wish for these alone.
+pub(super) const OF_LANGUAGE: &str = "adapters are those of the language model here";
+
 /// Keys that several trainers share.
 pub(super) fn common(from: &Foreign, name: &str, value: &Value) -> Option<Meaning> {
     of_weights(from, name, value).or_else(|| of_adapters(from, name, value)).or_else(|| of_training(from, name, value))
@@ -304,6 +310,18 @@ pub(super) fn targets_of_torchtune(from: &Foreign) -> Meaning {
     let mlp = from.get("model.apply_lora_to_mlp") == Some(&Value::Bool(true));
     let modules: Vec<&str> = attention.chain(MLP.iter().copied().filter(|_| mlp)).collect();
     Set(vec![("lora.target_modules".into(), names(modules.into_iter()))])
+}
+
+/// The layers that Unsloth gives adapters to, where no list of modules says it.
+pub(super) fn targets_of_unsloth(from: &Foreign) -> Meaning {
+    let has = |key: &str| from.get(key).is_none_or(|on| !is_off(on));
+    let modules: &[&str] = match (has("finetune_attention_modules"), has("finetune_mlp_modules")) {
+        (true, true) => return Nothing,
+        (true, false) => &["q_proj", "k_proj", "v_proj", "o_proj"],
+        (false, true) => &MLP,
+        (false, false) => return Lost("no layer would have an adapter".into()),
+    };
+    Set(vec![("lora.target_modules".into(), names(modules.iter().copied()))])
 }
 
 const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];

@@ -56,11 +56,37 @@ fn what_is_said_of_images_is_taken_over_and_a_tower_that_is_trained_is_named() {
     );
     assert_settings(&found, r#"data.image_max_pixels=262144 data.image_folder="photos""#);
     assert_eq!(lost, ["video_max_pixels", "freeze_multi_modal_projector"]);
-    let unsloth = "model, tokenizer = FastVisionModel.from_pretrained('org/vl')\nmodel = FastVisionModel.get_peft_model(model, \
-                   finetune_vision_layers=True, r=8)\n";
-    let (found, lost) = mapped("vl.py", unsloth);
-    assert_settings(&found, r#"model.path="org/vl" lora.r=8"#);
-    assert_eq!(lost, ["finetune_vision_layers"]);
+    let (found, _) = mapped("vl.yaml", "model_name_or_path: m/x\nstage: sft\ndataset: demo\ntemplate: qwen2_vl\n");
+    assert_settings(&found, "data.image_max_pixels=589824");
+    let (found, _) = mapped("text.yaml", "model_name_or_path: m/x\nstage: sft\ndataset: demo\ntemplate: qwen3\n");
+    assert_eq!(found.get("data.image_max_pixels"), None);
+    let swift = |flags: &str| mapped("vl.sh", &format!("swift sft --model m/x --dataset d/e {flags}")).1;
+    assert_eq!(swift("--freeze_vit true --freeze_aligner true --freeze_llm false"), Vec::<String>::new());
+    assert_eq!(
+        swift("--freeze_vit false --freeze_aligner false --freeze_llm true"),
+        ["freeze_vit", "freeze_aligner", "freeze_llm"]
+    );
+    let unsloth = |layers: &str| {
+        let program = format!(
+            "model, tokenizer = FastVisionModel.from_pretrained('org/vl')\nmodel = FastVisionModel.get_peft_model(model, {layers}, \
+             r=8)\n"
+        );
+        let (found, lost) = mapped("vl.py", &program);
+        assert_settings(&found, r#"model.path="org/vl" lora.r=8"#);
+        (found.get("lora.target_modules").map(ToString::to_string), lost)
+    };
+    let all = "finetune_vision_layers=True, finetune_language_layers=True, finetune_attention_modules=True, \
+               finetune_mlp_modules=True";
+    assert_eq!(unsloth(all), (None, vec!["finetune_vision_layers".to_owned()]));
+    let mlp = r#"["gate_proj", "up_proj", "down_proj"]"#.to_owned();
+    assert_eq!(unsloth("finetune_attention_modules=False"), (Some(mlp), Vec::new()));
+    let attention = r#"["q_proj", "k_proj", "v_proj", "o_proj"]"#.to_owned();
+    assert_eq!(unsloth("finetune_mlp_modules=False"), (Some(attention), Vec::new()));
+    let none = ["finetune_attention_modules", "finetune_language_layers", "finetune_mlp_modules"];
+    let off = none.map(|key| format!("{key}=False"));
+    assert_eq!(unsloth(&off.join(", ")), (None, none.map(str::to_owned).to_vec()));
+    let listed = format!("{}, target_modules=['q_proj']", off[0]);
+    assert_eq!(unsloth(&listed), (Some(r#"["q_proj"]"#.to_owned()), Vec::new()));
 }
 
 #[test]
