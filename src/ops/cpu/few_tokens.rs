@@ -20,12 +20,6 @@ mod words;
 
 use words::{Bf16Pair, F16Pair, SingleWord, WeightWord, WordKind};
 
-/// Most tokens of a product that is computed here; with more, packed weights pay.
-pub(super) const FEW_TOKENS: usize = 16;
-
-/// The same where the tokens are of as many texts, and each has the bits that it has alone.
-pub const MOST_TEXTS: usize = 64;
-
 /// Rows of the weight that are multiplied at the same time, so that a value of `x` is loaded once for all of them.
 const ROWS: usize = 4;
 

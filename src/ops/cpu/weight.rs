@@ -4,8 +4,13 @@ use half::{bf16, f16};
 
 use super::blocks::Blocks;
 use super::codes::Codes;
-use super::few_tokens::{FEW_TOKENS, MOST_TEXTS};
 use crate::device::has_bf16_products;
+
+/// Most tokens of a product that is computed row by row of the weight; with more, packed weights pay.
+pub(super) const FEW_TOKENS: usize = 16;
+
+/// The same where the tokens are of as many texts, and each has the bits that it has alone.
+pub const MOST_TEXTS: usize = 64;
 
 /// A frozen weight `[out_features, in_features]`: as it is stored, and how it is multiplied with.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,9 @@ pub enum Family {
     Mpich,
 }
 
+/// MPICH's own launcher.
+pub const HYDRA: &str = "MPICH's mpirun";
+
 /// One of several processes that a launcher started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
@@ -60,7 +63,7 @@ impl Launched {
             Self { launcher: "srun", family, rank, size, local_rank, local_size: local_size.unwrap_or(1) }
         } else {
             let names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
-            match of("MPICH's mpirun", Family::Mpich, names) {
+            match of(HYDRA, Family::Mpich, names) {
                 Some(found) => found,
                 None if is_set("TORCHELASTIC_RUN_ID") || (is_set("LOCAL_WORLD_SIZE") && is_set("WORLD_SIZE")) => {
                     return Err(torchrun());

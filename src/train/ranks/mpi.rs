@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 
-use super::launcher::{Family, Launched};
+use super::launcher::{Family, HYDRA, Launched};
 use super::{FIRST_REPORTS, Ranks, RanksError};
 use crate::device::num_cpu_threads;
 use crate::ops::host as tensors;
@@ -117,12 +117,17 @@ impl Mpi {
         if threads * launched.local_size > num_processors() {
             system::set_default(THREADS, &(threads / launched.local_size).max(1).to_string());
         }
+        let Launched { launcher, size: started, .. } = *launched;
+        let version = library.version();
+        if launcher == HYDRA && version.starts_with("Open MPI") {
+            // Its processes would each make the same folders, and stop where another is first.
+            return Err(RanksError::OtherSize { launcher, started, library: version, seen: 1 });
+        }
         let (rank, size, takes_threads) = library.start()?;
-        if size != launched.size {
+        if size != started {
             // The library connected nobody: there is nobody to wait for.
             library.finish();
-            let Launched { launcher, size: started, .. } = *launched;
-            return Err(RanksError::OtherSize { launcher, started, library: library.version(), seen: size });
+            return Err(RanksError::OtherSize { launcher, started, library: version, seen: size });
         }
         let name = format!("rank {rank} of {size} on {}", system::host());
         let Started { library, .. } =

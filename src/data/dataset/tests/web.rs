@@ -37,7 +37,7 @@ fn the_digest_of_training_rows_is_without_images_of_others() {
     };
     let digest = |train: &str, eval: Option<&str>| {
         let eval = eval.map(&row).into_iter().collect();
-        let (data, images) = open_all(DataConfig { eval, ..config(vec![row(train)]) }, files.path("")).unwrap();
+        let (data, images) = open_all(DataConfig { eval, ..config(vec![row(train)]) }, &files.path("")).unwrap();
         (images.all().len(), data.train_digest().unwrap())
     };
     let (num_images, alone) = digest("a.png", None);
