@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::draft::Draft;
 use super::foreign::Meaning::{self, Lost, Near, Nothing, Set};
 use super::foreign::{Foreign, READ, is_off, one};
-use super::program::{environment_call, functions as functions_of};
+use super::program::{JudgeOfEnvironments, functions as functions_of, judge_of_environments};
 use super::trainer::Trainer;
 
 /// Whether it is one.
@@ -169,8 +169,8 @@ pub(super) fn fill(from: &Foreign, draft: &mut Draft) {
 struct Wanted<'f> {
     /// Functions that judge answers, with weights.
     rewards: Vec<(String, Option<f64>)>,
-    /// Those that judge environments, with how each is called for one, if it can be.
-    scores: Vec<(String, Option<f64>, Option<String>)>,
+    /// Those that judge environments.
+    scores: Vec<(String, Option<f64>, JudgeOfEnvironments)>,
     /// The class of these.
     class: Option<&'f str>,
     tools: Vec<&'f str>,
@@ -193,8 +193,8 @@ impl<'f> Wanted<'f> {
         let program = class.and(from.said.program.as_deref());
         for (index, name) in (0..num_rewards).map(|index| (index, name(index))) {
             let weight = weights.get(index).and_then(Value::as_f64);
-            match program.and_then(|program| environment_call(program, &name)) {
-                Some(call) => wanted.scores.push((name, weight, call)),
+            match program.and_then(|program| judge_of_environments(program, &name)) {
+                Some(judge) => wanted.scores.push((name, weight, judge)),
                 None => wanted.rewards.push((name, weight)),
             }
         }
@@ -221,8 +221,9 @@ impl<'f> Wanted<'f> {
             .map(|name| format!("# TO WRITE: {name}, which something made that loads or trains a model.\n"));
         let text = absent.collect::<String>() + &text;
         let own = text.contains("def get_reward(").then(|| Some("(1.0, super().get_reward())".to_owned()));
-        let weighed = |(_, weight, call): &(String, Option<f64>, Option<String>)| {
-            Some(format!("({:?}, {})", weight.unwrap_or(1.0), call.as_ref()?))
+        let weighed = |(_, weight, judge): &(String, Option<f64>, JudgeOfEnvironments)| match judge {
+            JudgeOfEnvironments::Called(call) => Some(format!("({:?}, {call})", weight.unwrap_or(1.0))),
+            JudgeOfEnvironments::NotCalled => None,
         };
         let weighed: Option<Vec<String>> = own.into_iter().chain(self.scores.iter().map(weighed)).collect();
         let is_class = |class: &&str| text.lines().any(|line| line.starts_with(&format!("class {class}")));

@@ -8,7 +8,7 @@ use super::said::{Said, is_of_training};
 mod functions;
 mod tokens;
 
-pub(super) use functions::{environment_call, functions};
+pub(super) use functions::{JudgeOfEnvironments, functions, judge_of_environments};
 use tokens::{Token, tokens};
 
 /// Arguments that are objects of a program: they say nothing that a recipe has.

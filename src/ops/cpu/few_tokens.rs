@@ -301,6 +301,7 @@ fn for_each_chunk(y: &mut [f32], tokens: usize, in_features: usize, product: imp
 mod tests {
     use super::super::linear::linear;
     use super::super::reference::{assert_close, random};
+    use super::super::weight::{FEW_TOKENS, MOST_TEXTS};
     use super::*;
     use half::{bf16, f16};
 

@@ -41,9 +41,16 @@ pub(in crate::commands::init) fn functions(program: &str, names: &[&str]) -> Opt
     names.iter().all(is_there).then(|| (kept.iter().map(text).collect::<Vec<_>>().join("\n"), absent))
 }
 
-/// How a function of a program that judges environments is called for `self` within the class of these: `None` where it does not take
-/// `environments`, and nothing where it needs more than these, or asks them for the reward.
-pub(in crate::commands::init) fn environment_call(program: &str, function: &str) -> Option<Option<String>> {
+/// A function that judges environments.
+pub(in crate::commands::init) enum JudgeOfEnvironments {
+    /// It is called so for `self`, within the class of these.
+    Called(String),
+    /// It needs more than these, or asks them for the reward.
+    NotCalled,
+}
+
+/// The function of a program, if it takes `environments`.
+pub(in crate::commands::init) fn judge_of_environments(program: &str, function: &str) -> Option<JudgeOfEnvironments> {
     let statements = statements(program);
     let defines = |statement: &&Statement| statement.definition().is_some_and(|(_, name)| name == function);
     let statement = statements.iter().rev().find(defines)?;
@@ -55,8 +62,11 @@ pub(in crate::commands::init) fn environment_call(program: &str, function: &str)
         return None;
     }
     let is_callable = others.iter().all(|name| uses(name) == 0) && !statement.text.contains("get_reward(");
+    if !is_callable {
+        return Some(JudgeOfEnvironments::NotCalled);
+    }
     let others: String = others.iter().map(|name| format!(", {name}=[None]")).collect();
-    Some(is_callable.then(|| format!("{function}(environments=[self]{others})[0]")))
+    Some(JudgeOfEnvironments::Called(format!("{function}(environments=[self]{others})[0]")))
 }
 
 /// The parameters of a function, whose name these tokens begin with, but for those that take any number of arguments.
