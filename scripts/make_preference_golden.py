@@ -84,10 +84,14 @@ AGAIN = {
     "vespo of other weights": {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.2,
                                "vespo_lambda_neg": 0.01},
     "worse answers left": {"off_policy_mask_threshold": 0.2, "beta": 0.1},
+    "least sure tokens of a sequence": {**SEQUENCE, "top_entropy_quantile": 0.4, "loss_type": "luspo", "beta": 0.1},
+    "least sure tokens of cispo": {**SEQUENCE, "top_entropy_quantile": 0.4, "loss_type": "cispo", "epsilon_high": 1.3},
 }
 REWARDED |= {
     "temperature": {"temperature": 0.7, "beta": 0.1},
     "temperature above 1": {"temperature": 1.5},
+    "least sure tokens": {"top_entropy_quantile": 0.4, "beta": 0.1},
+    "least sure tokens at a temperature": {"top_entropy_quantile": 0.2, "temperature": 0.7, "loss_type": "grpo"},
     **{name: {"num_iterations": 2, **options} for name, options in AGAIN.items()},
 }
 ADVANTAGES = [1.0, -0.5, 0.25, -0.75]

@@ -118,6 +118,8 @@ section! {
         /// Answers of "grpo" that are worse than others are left as they are once they have become less likely than when they were
         /// written by more than this, in nats a token of them in the mean. Default: none are.
         off_policy_mask_threshold: Option<f64> = None => optional_number(0.0..) like 0.1 for [Grpo];
+        /// Share of the tokens of a micro-batch of "grpo" that are followed: those where the model is least sure what comes.
+        top_entropy_quantile: f64 = 1.0 => number(0.0..=1.0) for [Grpo];
         /// Most tokens of an answer of "grpo"; prompt and answer together have at most `data.max_length`.
         max_completion_length: usize = 256 => count(1..) for [Grpo], ["max_response_length"];
         /// What "grpo" divides rewards by, less their mean: the standard deviation of the "group" of answers to a prompt, of
@@ -261,10 +263,10 @@ impl ObjectiveConfig {
     }
 
     /// Whether answers of "grpo" that are no better and no worse than the others to their prompt can be left out of the step: without a
-    /// divergence they have no gradient, and what a step divides by can be counted without them.
+    /// divergence they have no gradient, and what a step divides by can be counted without them. Which tokens are followed cannot.
     #[must_use]
     pub fn leaves_out_equal_answers(&self) -> bool {
-        self.beta() <= 0.0 && !self.losses().contains(&LossType::Bnpo)
+        self.beta() <= 0.0 && !self.losses().contains(&LossType::Bnpo) && self.top_entropy_quantile >= 1.0
     }
 
     /// What logits are divided by in the loss; `None` for 1.

@@ -194,7 +194,7 @@ impl<'a> LossContext<'a> {
             let is_read = objective.needs().log_probabilities;
             objective.weigh(&LossRows {
                 log_probabilities: &if is_read { log_probabilities(losses()) } else { Vec::new() },
-                log_sums_of_squares: &head.log_sums_of_squares(&normed, targets),
+                of_logits: &head.of_logits(&normed, targets),
                 ..compared.rows(targets)
             })
         };
@@ -257,7 +257,7 @@ impl<'a> LossContext<'a> {
         let divergence = mismatched.map_or(0.0, |batch| self.divergence(batch));
         let weighed = self.objective.weigh(&LossRows {
             log_probabilities: &of_targets,
-            log_sums_of_squares: &head.log_sums_of_squares(&normed, &targets),
+            of_logits: &head.of_logits(&normed, &targets),
             ..Compared::new(&targets, self.references, divergence, reference).rows(&targets)
         });
         let cross_entropy = || -of_targets.iter().map(|&log_probability| f64::from(log_probability)).sum::<f64>();

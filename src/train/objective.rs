@@ -34,8 +34,8 @@ pub struct LossRows<'a> {
     pub reference_answers: &'a [f64],
     /// The same by the model that wrote the tokens; empty where it is this one.
     pub written: &'a [f32],
-    /// Logarithm of the sum of the squared probabilities of all tokens at every target; empty where it is not needed.
-    pub log_sums_of_squares: &'a [f32],
+    /// What is needed of the logits of every target; empty where nothing is.
+    pub of_logits: &'a [f32],
     /// By how much the mean log-probability of the answers to other prompts is above the reference's, in nats.
     pub divergence: f64,
 }
@@ -70,8 +70,8 @@ pub struct Needs {
     pub reference: Option<OfReference>,
     /// The divergence from the reference.
     pub divergence: bool,
-    /// The sums of squared probabilities.
-    pub squares: bool,
+    /// A number of the logits of every target.
+    pub of_logits: Option<OfLogits>,
     /// What logits are divided by before their softmax; `None` for 1.
     pub temperature: Option<f64>,
 }
@@ -83,6 +83,15 @@ pub enum OfReference {
     Tokens,
     /// That of each document alone, and documents come again.
     Documents,
+}
+
+/// A number of the logits of all tokens at a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfLogits {
+    /// Logarithm of the sum of the squared probabilities.
+    Squares,
+    /// Entropy in nats.
+    Entropy,
 }
 
 /// A loss.

@@ -70,9 +70,8 @@ pub(super) fn of_key(from: &Foreign, path: &str, value: &Value) -> Option<Meanin
             let difference = "a longer prompt is cut at its start there; here it shortens its answer, or is left out";
             Near(vec![("data.max_length".into(), length.into())], difference.into())
         }
-        "repetition_penalty" | "top_entropy_quantile" if is_default(1.0) => Nothing,
+        "repetition_penalty" if is_default(1.0) => Nothing,
         "repetition_penalty" => Lost("answers are drawn from what the model says; this changes it".into()),
-        "top_entropy_quantile" => Lost("every token of an answer carries loss here".into()),
         "top_k" if is_off(value) || is_default(-1.0) => Nothing,
         "use_bias_correction_kl" if value == false => Lost("the divergence counts by the ratio here".into()),
         "sync_ref_model" => lost("the reference stays the base"),

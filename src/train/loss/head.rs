@@ -10,7 +10,7 @@ use crate::ops::cross_entropy::{Head, HeadGrads, LossChunk, linear_cross_entropy
 use crate::ops::kernels::Place;
 use crate::ops::product::matmul;
 use crate::train::inputs::scores_of;
-use crate::train::objective::{Needs, Weighed};
+use crate::train::objective::{Needs, OfLogits, Weighed};
 use crate::util::faults;
 
 /// The losses of a micro-batch's targets, and their gradients.
@@ -35,8 +35,8 @@ pub(super) trait LossHead {
     /// The losses and their gradients.
     fn loss_and_grad(&self, hidden: &Tensor<2>, targets: &Targets, grad_scale: f64, weigh: Weigh<'_>) -> HeadLoss;
 
-    /// Logarithm of the sum of the squared probabilities of all tokens at each target, where the objective needs it.
-    fn log_sums_of_squares(&self, _hidden: &Tensor<2>, _targets: &Targets) -> Vec<f32> {
+    /// What the objective needs of the logits of each target.
+    fn of_logits(&self, _hidden: &Tensor<2>, _targets: &Targets) -> Vec<f32> {
         Vec::new()
     }
 }
@@ -122,18 +122,20 @@ impl LossHead for TextHead {
         HeadLoss { losses, weighed, dhidden, grads }
     }
 
-    fn log_sums_of_squares(&self, hidden: &Tensor<2>, targets: &Targets) -> Vec<f32> {
-        if !self.needs.squares {
-            return Vec::new();
-        }
-        let (head, num_tokens) = (self.own.head(), targets.num_tokens());
+    fn of_logits(&self, hidden: &Tensor<2>, targets: &Targets) -> Vec<f32> {
+        let Some(needed) = self.needs.of_logits else { return Vec::new() };
+        let ((hidden, head), num_tokens) = (self.at_temperature(hidden), targets.num_tokens());
         let size = self.chunk.tokens(self.place, head.weight.dims(), num_tokens);
         let of_chunk = |start: usize| {
             let hidden = hidden.clone().narrow(0, start, size.min(num_tokens - start));
             let logits = head.logits(self.place, &hidden);
             let logits = logits.clone() - logits.max_dim(1);
-            let [of_squares, of_all] = [logits.clone() * 2.0, logits].map(|logits| logits.exp().sum_dim(1).log());
-            faults::read((of_squares - of_all * 2.0).squeeze_dim::<1>(1), "the squared probabilities")
+            let log_sum = logits.clone().exp().sum_dim(1).log();
+            let found = match needed {
+                OfLogits::Squares => (logits * 2.0).exp().sum_dim(1).log() - log_sum * 2.0,
+                OfLogits::Entropy => log_sum.clone() - ((logits.clone() - log_sum).exp() * logits).sum_dim(1),
+            };
+            faults::read(found.squeeze_dim::<1>(1), "the logits of all tokens")
         };
         (0..num_tokens).step_by(size).flat_map(of_chunk).collect()
     }

@@ -2,7 +2,7 @@
 //! likes a chosen and a rejected answer.
 
 use super::pairs::{Pair, Weights, figures, sigmoid, softplus_of_minus};
-use super::{LossRows, Needs, Objective, OfReference, Weighed};
+use super::{LossRows, Needs, Objective, OfLogits, OfReference, Weighed};
 use crate::config::{Divergence, LossType, ObjectiveConfig};
 use crate::util::stats::as_f64;
 
@@ -155,8 +155,8 @@ impl Dpo {
 impl Objective for Dpo {
     fn needs(&self) -> Needs {
         let of_reference = if self.ld_alpha.is_none() { OfReference::Documents } else { OfReference::Tokens };
-        let (reference, squares) = (Some(of_reference), self.is_weighted);
-        Needs { log_probabilities: true, reference, squares, ..Needs::default() }
+        let (reference, of_logits) = (Some(of_reference), self.is_weighted.then_some(OfLogits::Squares));
+        Needs { log_probabilities: true, reference, of_logits, ..Needs::default() }
     }
 
     fn weigh(&self, rows: &LossRows<'_>) -> Weighed {

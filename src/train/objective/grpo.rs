@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use super::pairs::{Weights, sigmoid};
-use super::{LossRows, Needs, Objective, OfReference, Weighed};
+use super::{LossRows, Needs, Objective, OfLogits, OfReference, Weighed};
 use crate::config::{ImportanceSamplingLevel, LossType, ObjectiveConfig};
 use crate::measure::figures::{Mean, ObjectiveFigures};
-use crate::util::stats::as_f64;
+use crate::util::stats::{as_f64, quantile};
 
 /// Weighs tokens by the advantage of their answer.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub(super) struct Grpo {
     vespo: [[f64; 2]; 2],
     /// By how much worse answers may have become less likely, in nats a token.
     off_policy: f64,
+    /// Share of the tokens that are followed: those where the most different ones may come.
+    top_entropy: f64,
 }
 
 impl Grpo {
@@ -51,6 +53,7 @@ impl Grpo {
             gates: [config.sapo_temperature_pos, config.sapo_temperature_neg],
             vespo: [[config.vespo_k_pos, config.vespo_lambda_pos], [config.vespo_k_neg, config.vespo_lambda_neg]],
             off_policy: config.off_policy_mask_threshold.unwrap_or(f64::INFINITY),
+            top_entropy: config.top_entropy_quantile,
         }
     }
 
@@ -103,6 +106,15 @@ impl Grpo {
         (lambda + k * log - lambda * log.exp()).exp()
     }
 
+    /// Which tokens are followed; empty for all.
+    #[expect(clippy::cast_possible_truncation, reason = "what was f32 before")]
+    fn followed(&self, entropies: &[f32]) -> Vec<bool> {
+        let entropies: Vec<f64> = entropies.iter().copied().map(f64::from).collect();
+        let Some(least) = quantile(&entropies, 1.0 - self.top_entropy) else { return Vec::new() };
+        // In f32, as TRL's: rounded otherwise, a quantile that is one of them might leave that one out.
+        entropies.into_iter().map(|entropy| entropy as f32 >= least as f32).collect()
+    }
+
     /// Reports how many ratios are beyond their bounds.
     fn report(&self, ratio: f64, advantage: f64, figures: &mut ObjectiveFigures) {
         let is_low = ratio < self.bounds[0] && advantage < 0.0;
@@ -122,7 +134,8 @@ impl Objective for Grpo {
         let reference = (self.beta > 0.0).then_some(OfReference::Tokens);
         let of_logarithms = matches!(self.loss, LossType::Cispo | LossType::Vespo);
         let log_probabilities = reference.is_some() || self.reuses || of_logarithms;
-        Needs { log_probabilities, reference, temperature: self.temperature, ..Needs::default() }
+        let of_logits = (self.top_entropy < 1.0).then_some(OfLogits::Entropy);
+        Needs { log_probabilities, reference, of_logits, temperature: self.temperature, ..Needs::default() }
     }
 
     fn weigh(&self, rows: &LossRows<'_>) -> Weighed {
@@ -134,6 +147,9 @@ impl Objective for Grpo {
             _ => num_tokens,
         };
         let of_sequence = self.level == ImportanceSamplingLevel::Sequence;
+        let followed = self.followed(rows.of_logits);
+        let is_followed =
+            |target: usize| followed.get(target).map_or(1.0, |is_followed| f64::from(u8::from(*is_followed)));
         let (mut weights, mut total) = (Weights::new(rows), 0.0);
         let mut figures = ObjectiveFigures::default();
         for (answer, targets) in rows.answers.iter().zip(rows.targets) {
@@ -152,6 +168,9 @@ impl Objective for Grpo {
             // What is worse, and has become unlikely enough.
             let is_left = advantage < 0.0 && -mean(&logs) > self.off_policy;
             let weight = (self.loss == LossType::Vespo).then(|| advantage * self.weight(&logs, advantage));
+            // The ratio of a sequence moves with all of its tokens.
+            let moves_all = of_sequence && self.loss != LossType::Cispo;
+            let share_followed = moves_all.then(|| mean(&targets.clone().map(is_followed).collect::<Vec<_>>()));
             for (target, ratio) in targets.clone().zip(ratios) {
                 let log_probability = number(rows.log_probabilities, target);
                 let [mut loss, mut slope] = match weight {
@@ -159,6 +178,8 @@ impl Objective for Grpo {
                     Some(weight) => [-weight * log_probability, -weight],
                     None => self.of_token(ratio, advantage, log_probability),
                 };
+                loss *= is_followed(target);
+                slope *= share_followed.unwrap_or(is_followed(target));
                 if self.beta > 0.0 {
                     // The divergence is multiplied by the ratio, as in TRL: this is the slope of the product.
                     let of_ratio = if of_sequence { of_answer } else { divergence(target) };

@@ -76,7 +76,7 @@ impl Sequence {
     /// How likely the model is to write the answer, a token of it in the mean, over how likely it is to write anything twice.
     pub(super) fn weight(&self, rows: &LossRows<'_>) -> f64 {
         let sum = |numbers: &[f32]| numbers[self.targets.clone()].iter().map(|number| f64::from(*number)).sum::<f64>();
-        ((sum(rows.log_probabilities) - sum(rows.log_sums_of_squares)) / self.count).exp()
+        ((sum(rows.log_probabilities) - sum(rows.of_logits)) / self.count).exp()
     }
 
     /// Gives the tokens the slope of a loss with respect to the log-probability.
