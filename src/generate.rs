@@ -14,7 +14,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::data::encode::taken_out;
-use crate::data::formats::conversation_of_row;
+use crate::data::formats::{content_of_prompt, conversation_of_row};
 use crate::data::template::{ChatTemplate, Stops, TemplateError};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::images::{Images, is_of_image};
@@ -260,32 +260,8 @@ pub(crate) fn encode_sample(
     let (Some(template), Some(images)) = (template, images) else {
         return encode_prompt(tokenizer, template, None, prompt);
     };
-    let asked = json!({"role": "user", "content": parts_of(prompt)});
+    let asked = json!({"role": "user", "content": content_of_prompt(prompt)});
     encode_messages(tokenizer, (template, Some(images)), &[asked], None)
-}
-
-/// The content of a message from a prompt that shows images as Markdown does: `![](a.png) What is it?`
-pub(crate) fn parts_of(prompt: &str) -> Value {
-    let (mut parts, mut rest) = (Vec::new(), prompt);
-    while let Some((before, (image, after))) =
-        rest.split_once("![](").and_then(|(before, shown)| Some((before, shown.split_once(')')?)))
-    {
-        parts.extend((!before.is_empty()).then(|| json!({"type": "text", "text": before})));
-        parts.push(json!({"type": "image", "image": image}));
-        rest = after.strip_prefix(' ').unwrap_or(after);
-    }
-    if parts.is_empty() {
-        return prompt.into();
-    }
-    parts.extend((!rest.is_empty()).then(|| json!({"type": "text", "text": rest})));
-    parts.into()
-}
-
-/// The images that a prompt shows so.
-pub(crate) fn shown_in(prompt: &str) -> Vec<String> {
-    let parts = parts_of(prompt);
-    let parts = parts.as_array().into_iter().flatten();
-    parts.filter_map(|part| part["image"].as_str().map(ToOwned::to_owned)).collect()
 }
 
 /// Refuses a prompt that the model cannot continue.

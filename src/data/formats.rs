@@ -16,6 +16,7 @@ mod preference;
 
 use detect::{list_in, longest, refuse_preferences};
 use images::RowImages;
+pub(crate) use images::{content_of_prompt, images_in_prompt};
 
 /// What one row trains on.
 #[derive(Clone, Debug, PartialEq)]

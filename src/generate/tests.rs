@@ -429,19 +429,3 @@ fn guessed_tokens_are_taken_where_they_are_drawn_and_the_text_is_the_same() {
         assert_eq!((&tokens[..], seen), (&whole[..num_tokens], prompt.len() + num_tokens));
     }
 }
-
-#[test]
-fn prompts_show_images_as_markdown_does() {
-    let (a, b) = (json!({"type": "image", "image": "a.png"}), json!({"type": "image", "image": "https://b/c.png"}));
-    let text = |text: &str| json!({"type": "text", "text": text});
-    for (prompt, expected) in [
-        ("What?", "What?".into()),
-        ("![](a.png What?", "![](a.png What?".into()),
-        ("![](a.png) What?", json!([a, text("What?")])),
-        ("Is ![](a.png) like ![](https://b/c.png)?", json!([text("Is "), a, text("like "), b, text("?")])),
-        ("![](a.png)", json!([a])),
-    ] {
-        assert_eq!(parts_of(prompt), expected);
-    }
-    assert_eq!(shown_in("Is ![](a.png) like ![](https://b/c.png)?"), ["a.png", "https://b/c.png"]);
-}

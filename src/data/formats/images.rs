@@ -218,6 +218,30 @@ fn image(source: &str, folder: &Path) -> Value {
     json!({"type": "image", "image": if is_elsewhere { source.to_owned() } else { path() }})
 }
 
+/// The content of a message from a prompt that shows images as Markdown does: `![](a.png) What is it?`
+pub(crate) fn content_of_prompt(prompt: &str) -> Value {
+    let (mut parts, mut rest) = (Vec::new(), prompt);
+    while let Some((before, (image, after))) =
+        rest.split_once("![](").and_then(|(before, shown)| Some((before, shown.split_once(')')?)))
+    {
+        parts.extend((!before.is_empty()).then(|| json!({"type": "text", "text": before})));
+        parts.push(json!({"type": "image", "image": image}));
+        rest = after.strip_prefix(' ').unwrap_or(after);
+    }
+    if parts.is_empty() {
+        return prompt.into();
+    }
+    parts.extend((!rest.is_empty()).then(|| json!({"type": "text", "text": rest})));
+    parts.into()
+}
+
+/// The images that a prompt shows so.
+pub(crate) fn images_in_prompt(prompt: &str) -> Vec<String> {
+    let parts = content_of_prompt(prompt);
+    let parts = parts.as_array().into_iter().flatten();
+    parts.filter_map(|part| part["image"].as_str().map(ToOwned::to_owned)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
@@ -293,5 +317,21 @@ mod tests {
         assert!(read(&caption).0.unwrap_err().starts_with("the row has the `file_name` of an image; text alone"));
         let (_, unused) = read(&json!({"file_name": "a.py", "question": "Total?", "answer": "12"}));
         assert_eq!(unused, BTreeSet::from(["file_name".to_owned()]));
+    }
+
+    #[test]
+    fn prompts_show_images_as_markdown_does() {
+        let (a, b) = (json!({"type": "image", "image": "a.png"}), json!({"type": "image", "image": "https://b/c.png"}));
+        let text = |text: &str| json!({"type": "text", "text": text});
+        for (prompt, expected) in [
+            ("What?", "What?".into()),
+            ("![](a.png What?", "![](a.png What?".into()),
+            ("![](a.png) What?", json!([a, text("What?")])),
+            ("Is ![](a.png) like ![](https://b/c.png)?", json!([text("Is "), a, text("like "), b, text("?")])),
+            ("![](a.png)", json!([a])),
+        ] {
+            assert_eq!(content_of_prompt(prompt), expected);
+        }
+        assert_eq!(images_in_prompt("Is ![](a.png) like ![](https://b/c.png)?"), ["a.png", "https://b/c.png"]);
     }
 }

@@ -12,7 +12,7 @@ use super::axis::Unit;
 use super::bars;
 use super::charts::Charts;
 use super::record::Record;
-use crate::generate::shown_in;
+use crate::data::formats::images_in_prompt;
 use crate::images::is_image;
 use crate::measure::figures::Rollout;
 use crate::measure::figures::evaluation::{EvalFigure, Group, ShownAs};
@@ -203,7 +203,7 @@ fn texts(record: &Record) -> (Vec<minijinja::Value>, usize) {
         let between: Vec<_> = texts.into_iter().step_by(every).collect();
         let shown: Vec<_> = std::iter::once(first).chain(last).collect();
         num_left_out -= shown.len() + between.len();
-        let images: Vec<_> = shown_in(prompt).iter().filter_map(|name| inlined(name)).collect();
+        let images: Vec<_> = images_in_prompt(prompt).iter().filter_map(|name| inlined(name)).collect();
         context! { prompt => shortened(prompt, MAX_TEXT), images, shown, between }
     });
     (texts.collect(), num_left_out)
