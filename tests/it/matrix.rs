@@ -221,9 +221,10 @@ fn kinds(family: &str) -> [(&'static str, LoraConfig); 4] {
     ]
 }
 
-/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order, and
-/// has one activation for each family.
-const REFUSED: [(&str, &str); 2] = [("gemma4, all it can have", "q8_0"), ("llama, gelu", "q8_0")];
+/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order, has
+/// one activation for each family and no feed-forward layers among mixtures, and files of Llama 4 are not written.
+const REFUSED: [(&str, &str); 4] =
+    [("gemma4, all it can have", "q8_0"), ("llama, gelu", "q8_0"), ("nemotron_h", "q8_0"), ("llama4, chunks", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {
