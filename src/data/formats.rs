@@ -373,7 +373,9 @@ impl RowFormat {
         let file = has_file.then(|| format!("the row has the `file_name` of an image; {TEXT_ONLY}"));
         refuse_media(row).and_then(|()| file.map_or(Ok(()), Err)).map_err(|reason| {
             let columns = columns().collect::<Vec<_>>().join(", ");
-            format!("{reason}\n  hint: `columns = {{ {columns} }}` says that the text alone is meant")
+            let seen =
+                if self.images.is_some() { "; an image is seen beside a question, such as a `prompt`" } else { "" };
+            format!("{reason}\n  hint: `columns = {{ {columns} }}` says that the text alone is meant{seen}")
         })
     }
 

@@ -314,7 +314,9 @@ mod tests {
             assert_eq!(read(&named), (Ok(conversation(image)), BTreeSet::from(["file_name".to_owned()])), "{named}");
         }
         let caption = json!({"file_name": "a.png", "text": "A bill."});
-        assert!(read(&caption).0.unwrap_err().starts_with("the row has the `file_name` of an image; text alone"));
+        let error = read(&caption).0.unwrap_err();
+        assert!(error.starts_with("the row has the `file_name` of an image; text alone"), "{error}");
+        assert!(error.ends_with("an image is seen beside a question, such as a `prompt`"), "{error}");
         let (_, unused) = read(&json!({"file_name": "a.py", "question": "Total?", "answer": "12"}));
         assert_eq!(unused, BTreeSet::from(["file_name".to_owned()]));
     }
