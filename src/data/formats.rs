@@ -418,7 +418,7 @@ impl RowFormat {
     fn text_of<'a>(&self, row: &'a Value, name: &str) -> Result<Cow<'a, str>, String> {
         let value = self.column(row, name)?;
         text(value).ok_or_else(|| {
-            let hint = if value.is_array() {
+            let hint = if is_filled(value) && value.is_array() {
                 "\n  hint: a list of messages needs a chat template: `data.chat_template` names a Jinja file"
             } else {
                 ""

@@ -14,14 +14,14 @@ use lora_train::model::{Model, Storage, load};
 use lora_train::ops::linear::Matrix;
 use lora_train::ops::quantised::Coding;
 use lora_train::save::export::{GgufOptions, adapter_weights, merge_gguf, write_adapter};
-use lora_train::spec::ModelConfig;
+use lora_train::spec::{Block, ModelConfig};
 use serde_json::{Value, json};
 
 use crate::common::families::write_model;
 use crate::engine::{answers, grads, in_rows, indexed, packed, relative_error, step, with_b};
 
 /// What a family changes in the configuration of the others.
-fn families() -> [(&'static str, Value); 23] {
+fn families() -> [(&'static str, Value); 19] {
     let llama = "LlamaForCausalLM";
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -104,7 +104,12 @@ fn families() -> [(&'static str, Value); 23] {
         ),
         ("phi3", json!({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75})),
         ("glm4", json!({"model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "head_dim": 24})),
-        // Every token passes all experts: rounding may choose others.
+    ]
+}
+
+/// Families with experts, latents or state spaces. Every token passes all experts: rounding may choose others.
+fn mixtures() -> [(&'static str, Value); 9] {
+    [
         (
             "qwen3_moe",
             json!({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3,
@@ -121,6 +126,40 @@ fn families() -> [(&'static str, Value); 23] {
             json!({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 3,
             "num_experts_per_tok": 3, "attention_bias": true, "sliding_window": 9, "head_dim": 24,
             "rope_scaling": {"rope_type": "default"}}),
+        ),
+        (
+            "glm4_moe, sigmoids",
+            json!({"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "head_dim": 24, "n_routed_experts": 3,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 64, "n_shared_experts": 1, "first_k_dense_replace": 1,
+            "n_group": 1, "topk_group": 1, "partial_rotary_factor": 0.5, "use_qk_norm": true}),
+        ),
+        (
+            "deepseek_v3, latents",
+            json!({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4,
+            "n_routed_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24}),
+        ),
+        (
+            "granitemoehybrid, mamba",
+            json!({"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
+            "layer_types": ["mamba", "attention"], "num_local_experts": 3, "num_experts_per_tok": 3, "intermediate_size": 64,
+            "shared_intermediate_size": 128, "position_embedding_type": null, "mamba_n_heads": 8, "mamba_d_head": 16,
+            "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2}),
+        ),
+        (
+            "nemotron_h",
+            json!({"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "head_dim": 24,
+            "layers_block_type": ["mamba", "moe", "attention", "mlp"], "mlp_hidden_act": "relu2", "mamba_num_heads": 8,
+            "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4, "n_routed_experts": 3,
+            "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 64,
+            "moe_shared_expert_intermediate_size": 96, "n_group": 1, "topk_group": 1, "layer_norm_epsilon": 1e-5}),
+        ),
+        (
+            "llama4, chunks",
+            json!({"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "head_dim": 16, "num_local_experts": 3,
+            "num_experts_per_tok": 3, "intermediate_size": 64, "intermediate_size_mlp": 128, "interleave_moe_layer_step": 2,
+            "no_rope_layers": [0, 1], "attention_chunk_size": 9, "floor_scale": 4}),
         ),
     ]
 }
@@ -164,11 +203,13 @@ const PLACES: [(&str, bool, Dtype, f64); 5] = [
 ];
 
 /// Kinds of adapters, and modules beside them. Those of Gemma 4 are refused but for some norms.
-fn kinds(family: &str) -> [(&'static str, LoraConfig); 3] {
+fn kinds(family: &str) -> [(&'static str, LoraConfig); 4] {
     let lora = LoraConfig { r: 4, ..LoraConfig::default() };
     let modules: &[&str] = match family {
         "lfm2" => &["embed_tokens", "lm_head", "_norm"],
         "nemotron" => &["embed_tokens", "lm_head"],
+        "nemotron_h" => &["lm_head"],
+        _ if family.starts_with("deepseek") => &["embed_tokens", "lm_head", "input_layernorm", "model.norm"],
         _ if family.starts_with("gemma4") => &["model.norm"],
         _ => &["embed_tokens", "lm_head", "layernorm", "model.norm"],
     };
@@ -176,13 +217,15 @@ fn kinds(family: &str) -> [(&'static str, LoraConfig); 3] {
     [
         ("lora", lora.clone()),
         ("dora", LoraConfig { use_dora: true, ..lora.clone() }),
-        ("modules", LoraConfig { modules_to_save, ..lora }),
+        ("modules", LoraConfig { modules_to_save, ..lora.clone() }),
+        ("experts", LoraConfig { expert_rank: Some(3), ..lora }),
     ]
 }
 
-/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order, and
-/// has one activation for each family.
-const REFUSED: [(&str, &str); 2] = [("gemma4, all it can have", "q8_0"), ("llama, gelu", "q8_0")];
+/// The cells without a number: family and form. GGUF shares keys and values of the last two layers that make them, in one order, has
+/// one activation for each family and no feed-forward layers among mixtures, and files of Llama 4 are not written.
+const REFUSED: [(&str, &str); 4] =
+    [("gemma4, all it can have", "q8_0"), ("llama, gelu", "q8_0"), ("nemotron_h", "q8_0"), ("llama4, chunks", "q8_0")];
 
 fn load(folder: &Path, form: Form, compute: Dtype, device: &Device) -> Option<Model> {
     let (model, storage) = match form {
@@ -249,13 +292,20 @@ fn every_cell_gives_the_loss_and_gradients_of_plain_operations_on_the_decoded_we
     let plain = Device::flex().autodiff();
     let batches = [in_rows(&indexed()), packed(&indexed()), answers()];
     let (mut refused, mut wrong, mut cells) = (Vec::new(), Vec::new(), 0);
-    for (family, changes) in families() {
+    for (family, changes) in families().into_iter().chain(mixtures()) {
         for (kind, lora) in kinds(family) {
             let folder = tempfile::tempdir().unwrap();
             write_model(&config(&changes), folder.path());
             write_blocks(folder.path());
-            // Modules are in f32, whatever the form of the base.
-            let is_tried = |form: &&(&str, Form)| kind != "modules" || form.0 == "f32";
+            let blocks = ModelConfig::from_model(folder.path()).unwrap().blocks;
+            // Those of Llama 4 take none.
+            let has_experts = blocks.iter().find_map(Block::mixture).is_some_and(|mixture| !mixture.weighs_inputs);
+            let is_tried = |form: &&(&str, Form)| match kind {
+                // Modules are in f32, whatever the form of the base.
+                "modules" => form.0 == "f32",
+                "experts" => has_experts && ["f32", "nf4", "mapped", "q8_0"].contains(&form.0),
+                _ => true,
+            };
             for &(form_name, form) in FORMS.iter().filter(is_tried) {
                 let Some(base) = load(folder.path(), form, Dtype::F32, &plain) else {
                     eprintln!("{family:>25} {kind:>7} {form_name:>12}  refused");

@@ -109,7 +109,8 @@ impl RowFormat {
 
     /// Whether a prompt and its completion are not both texts.
     pub(super) fn has_messages(&self, row: &Value) -> bool {
-        ["prompt", "completion"].iter().any(|name| row[self.name_of(name)].is_array())
+        let is_filled_list = |value: &Value| value.as_array().is_some_and(|items| !items.is_empty());
+        ["prompt", "completion"].iter().any(|name| is_filled_list(&row[self.name_of(name)]))
     }
 
     /// A prompt and its completion, of which one is messages at least.
