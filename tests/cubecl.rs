@@ -293,8 +293,9 @@ fn made() -> [(&'static str, Value, Option<usize>); 5] {
         (
             "granitemoehybrid",
             json!({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba", "attention"],
-                "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": null, "mamba_n_heads": 4,
-                "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2}),
+                "attention_multiplier": 0.1, "num_local_experts": 0, "shared_intermediate_size": 96,
+                "position_embedding_type": null, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 2,
+                "mamba_d_conv": 4, "mamba_expand": 2}),
             None,
         ),
         (

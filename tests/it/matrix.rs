@@ -143,9 +143,9 @@ fn mixtures() -> [(&'static str, Value); 9] {
         (
             "granitemoehybrid, mamba",
             json!({"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
-            "layer_types": ["mamba", "attention"], "num_local_experts": 3, "num_experts_per_tok": 3, "intermediate_size": 64,
-            "shared_intermediate_size": 128, "position_embedding_type": null, "mamba_n_heads": 8, "mamba_d_head": 16,
-            "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2}),
+            "layer_types": ["mamba", "attention"], "attention_multiplier": 0.2, "num_local_experts": 3, "num_experts_per_tok": 3,
+            "intermediate_size": 64, "shared_intermediate_size": 128, "position_embedding_type": null,
+            "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_expand": 2}),
         ),
         (
             "nemotron_h",
