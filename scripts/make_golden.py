@@ -29,7 +29,7 @@ usage: make_golden.py model MODEL_DIR OUT_DIR [--r 8] [--whole-gradients] [--cur
 `family` writes them beside FOLDER/config.json for a small model of that shape, with the quickstart's tokenizer. Its
 weights are not stored; they follow from the formula below and the tensor's name: norms around 1 and biases around 0 with
 a bound of 0.3, others with 1.7 / sqrt(inputs of an output). Families whose files have norms less 1 have them around 0, but for
-the gated one of linear attention; Gemma 4's of queries are around 1/4, and its layers' scales around 1. A_log is around -3, so that states reach over many tokens, and its rows are longer than a
+the gated one of linear attention and the last of Muse Glimmer; Gemma 3n's and 4's of queries are around 1/4, and layers' scales around 1. A_log is around -3, so that states reach over many tokens, and its rows are longer than a
 chunk of 64 tokens. `--small` is for families that differ from another in little: it leaves out all but the case `all_linear`,
 `greedy` and `curve`, and most of the stored numbers. Of a multimodal model, adapters are on the language model alone, and tensors are drawn under the names that they have there.
 
@@ -111,7 +111,7 @@ NUM_PROJECTIONS, NUM_COLUMNS = 8, 192
 B_BOUND = 0.02
 EVA_ROWS = 4  # of a batch
 GREEDY = 12, 24  # tokens of the prompt, and behind it
-NORMS_LESS_ONE = ("nemotron", "gemma", "vaultgemma", "gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_next")
+NORMS_LESS_ONE = ("nemotron", "gemma", "vaultgemma", "gemma2", "gemma3_text", "gemma3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_next", "muse_glimmer")
 CASE_LENGTHS = (37, 23, 30)
 SMALL_LENGTHS, NUM_SMALL_COLUMNS, NUM_SMALL_PROJECTIONS = (21, 13, 18), 12, 3
 CHUNKED_LENGTHS, NUM_CHUNKED_COLUMNS = (150, 23, 70), 64  # of linear attention
@@ -219,9 +219,9 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def with_adapter(folder: pathlib.Path, lora: dict, b_bound: float):
     """The model with an adapter whose values follow from the formula."""
     base = open_model(folder)
-    # PEFT would adapt what makes the layers' own embeddings of Gemma 4, and its routers.
+    # PEFT would adapt what makes the layers' own embeddings of Gemma 3n and 4, routers, and what makes several residual streams.
     has_others = hasattr(base.config, "vision_config") or hasattr(base.config, "hidden_size_per_layer_input")
-    others = r".*(vision|projector|visual|connector|per_layer_model_projection|router).*" if has_others else None
+    others = r".*(vision|projector|visual|connector|per_layer_model_projection|altup|router).*" if has_others else None
     # PEFT refuses them, or it is a router.
     refused = {"nemotron_h": ("out_proj",), "falcon_h1": ("out_proj",), "hunyuan_v1_moe": ("gate.wg",)}.get(base.config.model_type, ())
     if lora["target_modules"] == "all-linear" and (refused or hasattr(base.config.get_text_config(), "num_experts_per_tok")):
@@ -841,8 +841,9 @@ def model_by_formula(config):
         for name, tensor in parts:
             name, less_one = name_alone(name), config.model_type in NORMS_LESS_ONE
             is_norm = name.endswith(("norm.weight", "norm_f.weight")) and not less_one or name.endswith(("linear_attn.norm.weight", "layer_scalar"))
+            is_norm = is_norm or (config.model_type, name) == ("muse_glimmer", "model.norm.weight")
             centre = -3.0 if name.endswith(".A_log") else float(is_norm)
-            if config.model_type.startswith("gemma4") and name.endswith("q_norm.weight"):
+            if config.model_type.startswith(("gemma3n", "gemma4")) and name.endswith("q_norm.weight"):
                 centre = 0.25  # nothing else makes its scores smaller
             bound = 0.3 if tensor.dim() == 1 else 1.7 * (tensor.numel() // tensor.shape[0]) ** -0.5
             tensor.copy_(torch.from_numpy(np.float32(centre) + formula(name, tuple(tensor.shape), bound)))

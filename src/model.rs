@@ -9,6 +9,7 @@ use self::block::Block;
 use self::embed::{LayerInputWeights, rounded};
 use self::host::HostBlocks;
 use self::pager::Pager;
+use self::streams::StreamProjections;
 use crate::images::Features;
 use crate::lora::AdapterSet;
 use crate::ops::kernels::Place;
@@ -34,6 +35,7 @@ pub mod mixing;
 mod pager;
 mod positions;
 pub mod rope;
+mod streams;
 mod sublayers;
 pub mod tower;
 pub mod weights;
@@ -63,6 +65,8 @@ pub struct Model {
     embedding_scale: Option<f64>,
     /// What makes the layers' own embeddings of the tokens.
     layer_inputs: Option<LayerInputWeights>,
+    /// What makes several residual streams, and one of them.
+    streams: Option<StreamProjections>,
     /// Angles of every rotary embedding up to the longest position so far; grows on demand.
     rotary: Arc<Mutex<Rotary>>,
     place: Place,
@@ -105,6 +109,7 @@ impl Model {
             lm_head,
             embedding_scale,
             layer_inputs: None,
+            streams: None,
             rotary,
             place,
             features: None,

@@ -20,14 +20,17 @@ mod shipped;
 mod stored;
 mod vision;
 
-pub use block::attention::{Attention, HeadWeights, Heads, LATENT_NAMES, LATENT_NORMS, Latent, Qkv, QueryKeyNorms};
+pub use block::attention::{
+    Attention, GATE_NAME, HeadWeights, Heads, LATENT_NAMES, LATENT_NORMS, Latent, Qkv, QueryKeyNorms,
+};
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
-    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES, ExpertGroups,
-    FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES, LayerInput, Mixture,
-    NEOX_NAMES, PHI_NAMES, PLAIN_MLP_NAMES, PerSite, Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE,
-    SHARED_MLP_NAMES, SINKS, SITE_NAMES, SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches, short_name,
+    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, CORRECTION, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES,
+    ExpertGroups, FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAUREL_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES,
+    Laurel, LayerInput, Mixture, NEOX_NAMES, PHI_NAMES, PLAIN_MLP_NAMES, PREDICTION, PerSite, Probabilities,
+    Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, STREAM_NORM, STREAM_ROUTER,
+    STREAM_SCALE, SharedExpert, Site, SiteId, Streams, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
@@ -62,6 +65,8 @@ pub struct ModelConfig {
     pub last_norm: &'static str,
     /// Added to the mean square, or to the variance, in norms.
     pub rms_norm_eps: f64,
+    /// The same in norms of the outputs of sublayers, where that differs (Muse Glimmer).
+    pub post_norm_eps: Option<f64>,
     /// What the norms of the residual stream compute.
     pub norm_kind: NormKind,
     /// Whether files have the weights of norms less 1 (Gemma).
@@ -161,6 +166,26 @@ impl ModelConfig {
             [rows, columns] if has_row_for_each_token(name) => vec![rows - self.num_new_rows, *columns],
             _ => shape.to_vec(),
         }
+    }
+
+    /// The residual streams, where there are several.
+    #[must_use]
+    pub fn streams(&self) -> Option<Streams> {
+        self.blocks.first()?.streams
+    }
+
+    /// Width of all residual streams, side by side.
+    #[must_use]
+    pub fn streams_width(&self) -> usize {
+        self.hidden_size * self.streams().map_or(1, |streams| streams.count)
+    }
+
+    /// Names of the matrices that make the other streams of the first, and of those that they pass before all become one; each
+    /// `[hidden_size, hidden_size]`.
+    #[must_use]
+    pub fn stream_projections(&self) -> [Vec<String>; 2] {
+        let num_others = self.streams().map_or(0, |streams| streams.count - 1);
+        STREAM_PROJECTIONS.map(|name| (0..num_others).map(|other| format!("{name}.{other}.weight")).collect())
     }
 
     /// Number of layers.
@@ -275,6 +300,8 @@ impl ModelConfig {
             tensors.push((LAYER_INPUT_PROJECTION.to_owned(), vec![all, self.hidden_size]));
             tensors.push((format!("{LAYER_INPUT_NORM}.weight"), vec![width]));
         }
+        let of_streams = self.stream_projections().into_iter().flatten();
+        tensors.extend(of_streams.map(|name| (name, vec![self.hidden_size; 2])));
         tensors.extend(self.norm_tensors(self.last_norm, self.hidden_size));
         if !self.tie_word_embeddings {
             tensors.push(("lm_head.weight".to_owned(), vec![self.vocab_size, self.hidden_size]));
@@ -305,15 +332,19 @@ pub const LAYER_INPUT_TABLE: &str = "model.embed_tokens_per_layer.weight";
 pub const LAYER_INPUT_PROJECTION: &str = "model.per_layer_model_projection.weight";
 /// Name of the norm of what it makes.
 pub const LAYER_INPUT_NORM: &str = "model.per_layer_projection_norm";
+/// Where the [matrices of several residual streams](ModelConfig::stream_projections) are.
+pub const STREAM_PROJECTIONS: [&str; 2] = ["model.altup_projections", "model.altup_unembed_projections"];
 
 /// The names of all linear layers of any family, group by group.
-pub const LINEAR_NAMES: [&[&str]; 13] = [
+pub const LINEAR_NAMES: [&[&str]; 15] = [
     &SITE_NAMES,
     &FUSED_NAMES,
     &DELTA_NET_NAMES,
     &DELTA_NET_FUSED_NAMES,
     &[SHARED_GATE],
     &LAYER_INPUT_NAMES,
+    &[GATE_NAME],
+    &LAUREL_NAMES,
     &SHORT_CONV_NAMES,
     &LFM2_NAMES,
     &SHARED_MLP_NAMES,

@@ -260,8 +260,9 @@ fn changed(name: &str, changes: &Value) -> String {
     json.to_string()
 }
 
-/// Shapes of which `configs` has none: routers with sigmoids, adapters on experts, latents, state spaces and chunks.
-fn made() -> [(&'static str, Value, Option<usize>); 5] {
+/// Shapes of which `configs` has none: routers with sigmoids, adapters on experts, latents, state spaces, chunks, residual streams and
+/// a gate of attention.
+fn made() -> [(&'static str, Value, Option<usize>); 7] {
     let experts = json!({"n_routed_experts": 3, "num_experts_per_tok": 3, "n_shared_experts": 1, "first_k_dense_replace": 1,
         "n_group": 1, "topk_group": 1, "moe_intermediate_size": 48, "routed_scaling_factor": 1.7});
     let with = |base: &Value, more: Value| {
@@ -303,6 +304,20 @@ fn made() -> [(&'static str, Value, Option<usize>); 5] {
             json!({"architectures": ["Llama4ForCausalLM"], "head_dim": 64, "num_local_experts": 3, "num_experts_per_tok": 3,
                 "intermediate_size": 48, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
                 "no_rope_layers": [0, 1], "attention_chunk_size": 9, "floor_scale": 4}),
+            None,
+        ),
+        (
+            "gemma3n_text",
+            json!({"architectures": ["Gemma3nForCausalLM"], "head_dim": 64, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+                "altup_num_inputs": 3, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 264, "laurel_rank": 12,
+                "activation_sparsity_pattern": [0.9, 0.0, 0.6, 0.0], "sliding_window": 9, "tie_word_embeddings": true,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}),
+            None,
+        ),
+        (
+            "muse_glimmer_text",
+            json!({"architectures": ["MuseGlimmerTextModel"], "head_dim": 64, "sliding_window": 9,
+                "layer_types": ["sliding_attention", "full_attention"]}),
             None,
         ),
     ]

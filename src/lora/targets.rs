@@ -12,7 +12,7 @@ pub use selection::{Selection, TargetHits};
 
 use super::kind::AdapterKind;
 use super::matrices::Matrices;
-use super::trained::{FullTensor, OTHER_EMBEDDING};
+use super::trained::{FullTensor, NORMED_EMBEDDING, OTHER_EMBEDDING};
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules, meant_layer};
 use crate::spec::{LINEAR_NAMES, ModelConfig, PerSite, Role, Site, SiteId, in_layer, short_name};
 use crate::util::stats::as_f64;
@@ -126,6 +126,9 @@ impl LoraConfig {
         let highest = *self.trainable_token_indices.as_ref()?.iter().max()?;
         if config.layer_inputs.is_some() {
             return Some("every layer of this model has embeddings of its own, which stay as they are".to_owned());
+        }
+        if config.family().is_muse() {
+            return Some(NORMED_EMBEDDING.to_owned());
         }
         if config.has_other_embedding() {
             return Some(OTHER_EMBEDDING.to_owned());
@@ -373,11 +376,11 @@ mod tests {
     #[test]
     fn all_linear_takes_the_layers_of_every_block_of_every_family() {
         let selection = LoraConfig::default().select_of_any(3).unwrap();
-        let of_layer: PerSite<_> = (0..38)
+        let of_layer: PerSite<_> = (0..41)
             .map(|site| (site, AdapterShape { kind: AdapterKind::Lora, r: 8, scale: 2.0, num_experts: None }))
             .collect();
         assert_eq!(selection.shapes, vec![of_layer; 3]);
-        assert_eq!(selection.hits[0].num_hits, 114);
+        assert_eq!(selection.hits[0].num_hits, 123);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::ops::token_rows::TokenRows;
 use crate::spec::{ModelConfig, NormKind, SiteId, in_layer, short_name};
 
 /// Why an embedding stays as it is.
+pub(super) const NORMED_EMBEDDING: &str = "embeddings of this model are normed, and stay as they are here";
+/// The same of others.
 pub(super) const OTHER_EMBEDDING: &str =
     "the embedding of this model has another name in PEFT's files, which are written here for `embed_tokens` alone";
 
@@ -242,6 +244,9 @@ impl LoraConfig {
         let embeds = found.keys().any(|full| full.embeds());
         if embeds && config.layer_inputs.is_some() {
             problems.push("every layer of this model has embeddings of its own, which stay as they are".to_owned());
+        }
+        if embeds && config.family().is_muse() {
+            problems.push(NORMED_EMBEDDING.to_owned());
         }
         if embeds && config.has_other_embedding() {
             problems.push(OTHER_EMBEDDING.to_owned());

@@ -48,7 +48,8 @@ struct ImageTokens {
 /// What a decoder sees of tokens.
 #[derive(Debug)]
 pub struct Embedded {
-    /// Hidden states, `[tokens, hidden_size]`: embeddings, then what the blocks so far make of them.
+    /// Hidden states, `[tokens, hidden_size]`: embeddings, then what the blocks so far make of them. Of several residual streams, all
+    /// side by side.
     pub x: Tensor<2>,
     /// Positions, what sees what, and what else every block is given.
     pub between_blocks: BetweenBlocks,
@@ -177,7 +178,8 @@ impl Model {
         let of_layers = |weights| self.layer_inputs_of(place, weights, tokens.ids.clone(), &x);
         let layer_inputs = self.layer_inputs.as_ref().map(of_layers).unwrap_or_default();
         let later = tokens.images.as_ref().map(|images| Arc::clone(&images.later));
-        Embedded { between_blocks: BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs, later), x }
+        let between_blocks = BetweenBlocks::new(Arc::clone(&tokens.layout), layer_inputs, later);
+        Embedded { x: self.first_streams(x), between_blocks }
     }
 
     /// The embeddings of token ids, with what adapters have in place of the model's, `[tokens, hidden_size]`.
@@ -191,6 +193,10 @@ impl Model {
             };
             let x = x.cast(self.compute);
             let x = if let Some(scale) = self.embedding_scale { x * scale } else { x };
+            if self.config.family().is_muse() {
+                let ones = Tensor::ones([x.dims()[1]], (&x.device(), DType::F32));
+                return rms_norm(self.place, &x, &ones, self.config.rms_norm_eps).0;
+            }
             match adapters.full.tokens() {
                 Some(rows) => rows.embedded(ids, x, self.embedding_scale, self.rounding_dtype()),
                 None => x,
@@ -235,6 +241,13 @@ impl Model {
     ) -> Vec<Tensor<2>> {
         let ([tokens, hidden], [width]) = (x.dims(), weights.norm.dims());
         let scale = rounded((width as f64).sqrt(), self.rounding_dtype());
+        let rows = weights.table.dims()[0];
+        let ids = if rows < self.config.vocab_size {
+            // Tokens of images and sound, which Gemma 3n's table has not, have its first row.
+            ids.clone().mask_fill(ids.greater_equal_elem(i64::try_from(rows).unwrap_or(i64::MAX)), 0)
+        } else {
+            ids
+        };
         let own = weights.table.clone().select(0, ids).cast(self.compute) * scale;
         let projected = linear(place, x, &weights.projection, None, None).0 * (hidden as f64).sqrt().recip();
         let num_layers = self.config.num_layers();

@@ -46,6 +46,11 @@ impl ModelConfig {
         self.norm_weight(values.clone().squeeze_dim(0))
     }
 
+    /// The same of the last one.
+    fn last_norm_of(&self, values: &Tensor<2>) -> Tensor<1> {
+        if self.family().is_muse() { values.clone().squeeze_dim(0) } else { self.norm_of(values) }
+    }
+
     /// The opposite.
     fn norm_in_file(&self, weight: Tensor<1>) -> Tensor<2> {
         let weight = weight.unsqueeze_dim(0);
@@ -69,7 +74,10 @@ impl Model {
     fn module(&self, module: FullTensor) -> Tensor<2> {
         match module {
             FullTensor::Head => self.lm_head.values.dense().into_owned().cast(DType::F32),
-            FullTensor::Norm(_) => self.config.norm_in_file(self.norm.weight.clone() * self.config.logit_divisor),
+            FullTensor::Norm(_) => {
+                let weight = self.norm.weight.clone() * self.config.logit_divisor;
+                if self.config.family().is_muse() { weight.unsqueeze_dim(0) } else { self.config.norm_in_file(weight) }
+            }
             FullTensor::BlockNorm(layer, name) => {
                 let sublayers = self.blocks[layer].sublayers.iter().zip(&self.config.blocks[layer].sublayers);
                 let norms = sublayers.flat_map(|(sublayer, spec)| {
@@ -102,7 +110,7 @@ impl Model {
     #[must_use]
     pub fn own_norm(&self, adapters: &AdapterSet) -> Norm {
         match adapters.full.get(FullTensor::Norm(self.config.last_norm)) {
-            Some(values) => Norm { weight: self.config.norm_of(values) / self.config.logit_divisor, bias: None },
+            Some(values) => Norm { weight: self.config.last_norm_of(values) / self.config.logit_divisor, bias: None },
             None => self.norm.clone(),
         }
     }

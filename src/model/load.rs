@@ -9,6 +9,7 @@ use super::block::{Block, Sublayer};
 use super::embed::LayerInputWeights;
 use super::host::HostBlocks;
 use super::pager::Pager;
+use super::streams::{StreamProjections, Streams};
 use super::weights::{LayerWeights, Weights};
 use super::{Model, Storage};
 use crate::config::Residency;
@@ -20,7 +21,7 @@ use crate::ops::quantised::Coding;
 use crate::schema::Problem;
 use crate::spec::{
     self, BLOCK_SCALE, HEAD_BIAS, LAYER_INPUT_NORM, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, ModelConfig, NormKind,
-    Role, SiteId, in_layer,
+    Role, SiteId, SublayerKind, in_layer,
 };
 use crate::util::faults;
 
@@ -91,12 +92,13 @@ fn load_all(
         embed_tokens,
         blocks?,
         // What divides the logits may as well divide what they are made of.
-        over(load_norm(config, weights, config.last_norm, device)?, config.logit_divisor),
+        over(load_last_norm(config, weights, device)?, config.logit_divisor),
         Weight { values: lm_head, bias: head_bias, rounds },
     );
     let layer_inputs = load_layer_inputs(config, weights, storage, rounds, device)?;
+    let streams = load_stream_projections(config, weights, storage, rounds, device)?;
     let is_mapped = storage.residency == Residency::Mapped;
-    Ok(Model { layer_inputs, pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
+    Ok(Model { layer_inputs, streams, pager: is_mapped.then(|| Arc::new(Pager::new(config, weights))), host, ..model })
 }
 
 /// What makes the layers' own embeddings of the tokens.
@@ -117,6 +119,24 @@ fn load_layer_inputs(
     }))
 }
 
+/// What makes several residual streams of one, and one of them.
+fn load_stream_projections(
+    config: &ModelConfig,
+    weights: &Weights,
+    storage: Storage,
+    rounds: bool,
+    device: &Device,
+) -> Result<Option<StreamProjections>, Problem> {
+    let load = |name: String| -> Result<Weight, Problem> {
+        let values = weights.matrix(&name, [config.hidden_size; 2], storage, config, device)?;
+        Ok(Weight { values, bias: None, rounds })
+    };
+    let load_all = |names: Vec<String>| names.into_iter().map(load).collect::<Result<Vec<_>, _>>();
+    let [first, last] = config.stream_projections();
+    let projections = StreamProjections { first: load_all(first)?, last: load_all(last)? };
+    Ok(config.streams().map(|_| projections))
+}
+
 /// A norm of the residual stream.
 fn load_norm(config: &ModelConfig, weights: &Weights, name: &str, device: &Device) -> Result<Norm, Problem> {
     let width = config.hidden_size;
@@ -127,6 +147,12 @@ fn load_norm(config: &ModelConfig, weights: &Weights, name: &str, device: &Devic
     };
     let weight = weights.load(&format!("{name}.weight"), [width], Dtype::F32, device)?;
     Ok(Norm { weight: config.norm_weight(weight), bias })
+}
+
+/// The norm before the head.
+fn load_last_norm(config: &ModelConfig, weights: &Weights, device: &Device) -> Result<Norm, Problem> {
+    let Norm { weight, bias } = load_norm(config, weights, config.last_norm, device)?;
+    Ok(Norm { weight: if config.family().is_muse() { weight - 1.0 } else { weight }, bias })
 }
 
 /// A norm whose results are divided by a number.
@@ -164,7 +190,19 @@ pub(super) fn load_block(
         let [norm_before, norm_after] = [around(spec.norm_before)?, around(spec.norm_after)?];
         let inner = spec.load(LayerWeights { config, weights, layer, device })?;
         let spec::Sublayer { input_scale, output_scale, is_beside, .. } = *spec;
-        Ok(Sublayer { norm_before, norm_after, input_scale, output_scale, is_beside, inner, trained_norms: [None; 2] })
+        let (is_laurel, trained_norms) = (matches!(spec.kind, SublayerKind::Laurel(_)), [None; 2]);
+        let eps_after = config.post_norm_eps.unwrap_or(config.rms_norm_eps);
+        Ok(Sublayer {
+            norm_before,
+            norm_after,
+            eps_after,
+            input_scale,
+            output_scale,
+            is_beside,
+            is_laurel,
+            inner,
+            trained_norms,
+        })
     };
     let mut linears = spec.sites.iter().map(linear).collect::<Result<Vec<_>, Problem>>()?;
     if storage.residency == Residency::Memory && place_of(device, DType::F32).stacks_weights() {
@@ -176,7 +214,8 @@ pub(super) fn load_block(
         Ok::<_, Problem>(faults::read(scale, "a weight of the base").into_iter().map(f64::from).sum())
     });
     let sublayers = spec.sublayers.iter().map(sublayer).collect::<Result<_, Problem>>()?;
-    Ok(Block { linears, sublayers, scale: scale.transpose()? })
+    let streams = spec.streams.map(|spec| Streams::load(spec, LayerWeights { config, weights, layer, device }));
+    Ok(Block { linears, sublayers, scale: scale.transpose()?, streams: streams.transpose()? })
 }
 
 /// Lays the weights of `sites` one below the other in memory.

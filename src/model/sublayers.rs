@@ -6,6 +6,7 @@ mod delta_net;
 mod gated;
 mod heads;
 mod latent;
+mod laurel;
 mod layer_input;
 mod mixture;
 mod short_conv;
@@ -37,6 +38,7 @@ fn shape(kind: &SublayerKind) -> &dyn SublayerShape {
         SublayerKind::Mixture(it) => it,
         SublayerKind::TwoBranches(it) => it,
         SublayerKind::LayerInput(it) => it,
+        SublayerKind::Laurel(it) => it,
     }
 }
 

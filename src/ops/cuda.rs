@@ -219,6 +219,7 @@ pub fn without_kernels(config: &ModelConfig) -> Vec<&'static str> {
         ("LayerNorms", config.norm_kind != NormKind::Rms),
         ("activation", blocks().flat_map(Block::all_gated).any(|gated| !has_activation(gated.activation))),
         ("state spaces", blocks().any(|block| block.state_space().is_some())),
+        ("residual streams", config.streams().is_some()),
     ];
     parts.into_iter().filter_map(|(part, is_there)| is_there.then_some(part)).collect()
 }

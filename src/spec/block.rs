@@ -86,6 +86,39 @@ pub struct Block {
     pub sublayers: Vec<Sublayer>,
     /// Whether its output is multiplied by a number of its own, [`BLOCK_SCALE`] (Gemma 4).
     pub has_scale: bool,
+    /// The residual streams, where there are several; its last sublayer is a [`LayerInput`] then.
+    pub streams: Option<Streams>,
+}
+
+/// Several residual streams (`AltUp`; Baykal et al., 2023): a block predicts all of them by all, computes what its sublayers make of the
+/// first, and corrects all by that. What the last sublayer makes of the first is added to the others (Gemma 3n).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Streams {
+    /// Their number.
+    pub count: usize,
+    /// Largest amount of the numbers of [`PREDICTION`] and [`CORRECTION`]; absent: they are what they are.
+    pub clip: Option<f64>,
+}
+
+impl Streams {
+    /// Floating-point operations of the forward in a block for a token.
+    #[must_use]
+    pub fn flops_per_token(self, hidden_size: usize) -> usize {
+        // Parts twice, the prediction, the correction.
+        2 * hidden_size * (2 * self.count + self.count * self.count + self.count)
+    }
+
+    /// Its tensors in a block, with their shapes.
+    #[must_use]
+    pub fn tensors(self, hidden_size: usize) -> [(&'static str, Vec<usize>); 5] {
+        [
+            (STREAM_NORM, vec![hidden_size]),
+            (STREAM_ROUTER, vec![self.count, hidden_size]),
+            (PREDICTION, vec![self.count * self.count, self.count]),
+            (CORRECTION, vec![self.count, self.count]),
+            (STREAM_SCALE, vec![hidden_size]),
+        ]
+    }
 }
 
 /// A sublayer with the norms around it.
@@ -124,6 +157,9 @@ pub enum SublayerKind {
     TwoBranches(TwoBranches),
     /// What the layer makes of its own embedding of the tokens.
     LayerInput(LayerInput),
+    /// A product of low rank, to which its input is added; the sum of the residual stream and both is divided by the root of 2 (Laurel;
+    /// Gemma 3n).
+    Laurel(Laurel),
 }
 
 impl SublayerKind {
@@ -131,7 +167,9 @@ impl SublayerKind {
     #[must_use]
     pub fn input_sites(&self) -> Vec<&[SiteId]> {
         match self {
-            Self::Attention(attention) => vec![attention.qkv.sites()],
+            Self::Attention(attention) => std::iter::once(attention.qkv.sites())
+                .chain(attention.gate.as_ref().map(std::slice::from_ref))
+                .collect(),
             Self::DeltaNet(net) => vec![net.inputs.sites()],
             Self::ShortConv(conv) => vec![std::slice::from_ref(&conv.input)],
             Self::StateSpace(space) => vec![std::slice::from_ref(&space.input)],
@@ -141,6 +179,7 @@ impl SublayerKind {
                 [gated].into_iter().chain(mixture.all()).map(|gated| gated.gate_up.sites()).collect()
             }
             Self::LayerInput(input) => vec![std::slice::from_ref(&input.gate)],
+            Self::Laurel(laurel) => vec![std::slice::from_ref(&laurel.left)],
         }
     }
 }
@@ -244,6 +283,9 @@ pub struct Gated {
     pub activation: Activation,
     /// Factor of the gate before that (Falcon-H1); absent: 1.
     pub gate_scale: Option<f64>,
+    /// The gate is what it has more than its mean and so many standard deviations, over a token, and 0 where it has less; absent: it is
+    /// what it is (Gemma 3n).
+    pub cutoff: Option<f64>,
     /// Width inside it.
     pub intermediate_size: usize,
     /// The projections of its input to the gate and to what it multiplies.
@@ -363,6 +405,17 @@ pub struct LayerInput {
     pub projection: SiteId,
 }
 
+/// Two linear layers, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Laurel {
+    /// Width between them.
+    pub rank: usize,
+    /// The first.
+    pub left: SiteId,
+    /// The second.
+    pub right: SiteId,
+}
+
 impl Block {
     /// The same linear layer of every expert, of that of the first; of one that is no expert's, itself alone.
     #[must_use]
@@ -416,7 +469,9 @@ impl Block {
         let bias = self.mixture().and_then(|mixture| Some((mixture.choice.bias?, bias_shape(mixture))));
         let scale = bias.into_iter().chain(scale);
         let of_space = self.state_space().into_iter().flat_map(StateSpace::tensors);
-        sinks.into_iter().chain(of_net).chain(of_space).chain(of_conv).chain(branches).chain(scale)
+        let of_streams = self.streams.into_iter().flat_map(move |streams| streams.tensors(hidden_size));
+        let others = sinks.into_iter().chain(of_net).chain(of_space).chain(of_conv);
+        others.chain(branches).chain(scale).chain(of_streams)
     }
 
     /// The gated feed-forward layer, likewise.
@@ -493,6 +548,20 @@ pub const BLOCK_SCALE: &str = "layer_scalar";
 
 /// Names of the projections around a layer's own embedding of the tokens.
 pub const LAYER_INPUT_NAMES: [&str; 2] = ["per_layer_input_gate", "per_layer_projection"];
+
+/// Names of the two layers of a [`Laurel`].
+pub const LAUREL_NAMES: [&str; 2] = ["laurel.linear_left", "laurel.linear_right"];
+
+/// Weight of the norm of what [`STREAM_ROUTER`] takes.
+pub const STREAM_NORM: &str = "altup.router_norm.weight";
+/// What makes a number for each stream of one of them.
+pub const STREAM_ROUTER: &str = "altup.modality_router.weight";
+/// What makes of these numbers the parts that streams have in the prediction of each.
+pub const PREDICTION: &str = "altup.prediction_coefs.weight";
+/// What makes of them, less 1, the part that each stream has of the correction.
+pub const CORRECTION: &str = "altup.correction_coefs.weight";
+/// Factors of the first stream, before the last sublayer takes it.
+pub const STREAM_SCALE: &str = "altup.correct_output_scale";
 
 /// Name of the sinks of an attention.
 pub const SINKS: &str = "self_attn.sinks";

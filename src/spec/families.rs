@@ -201,6 +201,21 @@ const GEMMA4: Family = Family {
     ..GEMMA3
 };
 
+const GEMMA3N: Family = Family {
+    model_type: "gemma3n_text",
+    architecture: "Gemma3nForCausalLM",
+    norms_less_one: false,
+    scales: Scales::Embeddings,
+    soft_caps: Some([None, Some(30.0)]),
+    attention_extra: AttentionExtra::Gemma3n,
+    windows: Windows::AllButEvery { default: 512, pattern: 5 },
+    vocab_size: Some(262_400),
+    num_key_value_heads: Some(2),
+    max_position_embeddings: 32_768,
+    gguf: Gguf::NONE,
+    ..GEMMA3
+};
+
 const GLM: Family = Family {
     model_type: "glm",
     architecture: "GlmForCausalLM",
@@ -434,6 +449,7 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     GEMMA2,
     GEMMA3,
+    GEMMA3N,
     GEMMA4,
     Family {
         model_type: "gemma4_unified_text",
@@ -536,6 +552,9 @@ pub(super) static FAMILIES: &[Family] = &[
     mixtures::HY_V3,
     mixtures::GLM4V_MOE,
     mixtures::LLAMA4,
+    dense::MUSE_GLIMMER,
+    dense::GRANITE_SWA,
+    dense::HYPERCLOVAX,
     latent::DEEPSEEK_V2,
     latent::DEEPSEEK_V3,
     latent::KIMI_K2,

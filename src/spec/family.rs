@@ -77,6 +77,14 @@ impl Family {
         matches!(self.attention_extra, AttentionExtra::Gemma4 { .. })
     }
 
+    pub(crate) fn is_muse(&self) -> bool {
+        self.attention_extra == AttentionExtra::Muse
+    }
+
+    pub(crate) fn is_gemma3n(&self) -> bool {
+        self.attention_extra == AttentionExtra::Gemma3n
+    }
+
     /// The least strength of its state spaces where a config has none.
     pub(crate) fn least_strength(&self) -> f64 {
         self.state_spaces.and_then(|spaces| spaces.least).map_or(0.0, |(_, least)| least)
@@ -156,6 +164,8 @@ pub(crate) enum NoRope {
     UnlessNamed,
     /// All.
     All,
+    /// Those of which `layer_rope_theta` has a 0; absent: none (Granite with sinks), or those without a window (Muse Glimmer).
+    Bases,
     /// Those without a window (Cohere 2).
     Full,
     /// The same, but none where `sliding_window` is null (EXAONE 4).
@@ -299,6 +309,12 @@ pub(super) enum AttentionExtra {
         /// Value of `hidden_size_per_layer_input` where absent; 0: there are none.
         layer_input_width: usize,
     },
+    /// Norms of values, several residual streams, and layers that use the keys and values of earlier layers and have embeddings of
+    /// their own.
+    Gemma3n,
+    /// A layer of its own makes a gate of the output; embeddings are normed, norms of outputs add another number to the mean square, and
+    /// the last norm is stored whole (Muse Glimmer).
+    Muse,
     /// Queries, keys and values of a head are rows of one layer, side by side (GPT-NeoX).
     ByHead,
     /// Queries, keys and values come from latents.
@@ -408,6 +424,9 @@ pub(crate) enum Scales {
     Depth,
     /// By `attention_multiplier`, `embedding_multiplier`, `residual_multiplier` and over `logits_scaling`, each 1 where absent.
     Multipliers,
+    /// Scores: over the root of the width of a head, times `qk_scale_factor`. Logits: by `output_multiplier`, both with values where absent
+    /// (Muse Glimmer). Others: by 1.
+    Normed,
     /// Scores: over the root of the width of a head. Logits: by `logit_scale`, 0.0625 where absent (Cohere). Others: by 1.
     Logits,
     /// Scores: over the root of the width of a head, times `key_multiplier`. Embeddings: by `embedding_multiplier`. Logits: by

@@ -91,25 +91,33 @@ fn deepstack_layers(json: &mut Section, family: &Family) -> usize {
     }
 }
 
-/// Reads a language model.
-fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
-    refuse_unsupported(json, family);
-    let biases = biases(json, family);
-    let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
-    let hidden = json.required_count("hidden_size", 1..=1 << 20);
+/// Width of feed-forward layers that are no mixtures.
+fn feed_forward_width(json: &mut Section, family: &Family) -> usize {
     // Where all feed-forward layers are mixtures with a key of their own, it means nothing.
     let is_needed = |experts: Experts| experts.norm_topk_prob.is_some() || experts.intermediate_size.is_none();
     let is_needed = family.experts.is_none_or(is_needed) || family.is_gemma4();
     let is_needed = is_needed && family.model_type != "solar_open";
-    let intermediate = if family.has_short_convs && family.experts.is_none() {
+    if family.has_short_convs && family.experts.is_none() {
         lfm2_width(json)
+    } else if family.is_gemma3n() {
+        // By layer.
+        1
     } else if family.has_chunks() {
         json.count("intermediate_size_mlp", 16_384, 1..=1 << 22)
     } else if family.no_rope == NoRope::UnlessNamed {
         json.count("shared_intermediate_size", 1024, 1..=1 << 22)
     } else {
         count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22)
-    };
+    }
+}
+
+/// Reads a language model.
+fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
+    refuse_unsupported(json, family);
+    let biases = biases(json, family);
+    let vocab_size = count_or(json, "vocab_size", family.vocab_size, 1 << 24);
+    let hidden = json.required_count("hidden_size", 1..=1 << 20);
+    let intermediate = feed_forward_width(json, family);
     let kinds = if family.arrangement == Arrangement::OneEach { layers::kinds_of_each(json) } else { Vec::new() };
     let num_hidden_layers =
         if kinds.is_empty() { json.required_count("num_hidden_layers", 1..=4096) } else { kinds.len() };
@@ -143,6 +151,9 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     };
     let facts = rope::RopeFacts { family, head_dims, longest: max_position_embeddings, original };
     let mut ropes = rope::ropes(json, facts);
+    if family.no_rope == NoRope::Bases && !family.is_muse() {
+        rope::base_of_layers(json, &mut ropes[0]);
+    }
     if latent.is_some() {
         heads.scale *= latent::turn(json, &mut ropes[0]);
     }
@@ -158,6 +169,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         latent,
         gemma4,
         qk_norms,
+        norms: norms(json, family),
         biases,
         output_scale,
         mixtures,
@@ -178,6 +190,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         last_norm: family.names.last_norm,
         norm_kind: family.norm_kind,
         rms_norm_eps: json.number(family.names.norm_eps, family.rms_norm_eps, 0.0..=1.0),
+        post_norm_eps: family.is_muse().then(|| json.number("post_norm_eps", 1e-8, 0.0..=1.0)),
         has_norms_less_one: family.norms_less_one,
         embedding_scale,
         logit_divisor: logit_divisor.unwrap_or(1.0),
@@ -194,6 +207,12 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
         quantisation: stored::read(json),
     }
+}
+
+/// Names of the norms around sublayers.
+fn norms(json: &mut Section, family: &Family) -> [[Option<&'static str>; 2]; 2] {
+    let has_all = family.model_type != "hyperclovax" || json.boolean("use_post_norm", true);
+    family.norms.map(|[before, after]| [before, after.filter(|_| has_all)])
 }
 
 /// How queries grow in layers without a rotary embedding.
@@ -326,12 +345,16 @@ fn heads(json: &mut Section, family: &Family, hidden: usize, latent: Option<Late
     #[expect(clippy::cast_precision_loss, reason = "a head is a few hundred wide at most")]
     let scale = match family.scales {
         Scales::Parts => json.number("key_multiplier", 1.0, MULTIPLIER) / (head_dim as f64).sqrt(),
+        Scales::Normed => json.number("qk_scale_factor", 3.87, MULTIPLIER) / (head_dim as f64).sqrt(),
         Scales::HeadWidth | Scales::EmbeddingsAndHeads | Scales::Depth | Scales::Logits => {
             1.0 / (head_dim as f64).sqrt()
         }
         Scales::QueryScalar(scalar) => 1.0 / json.number("query_pre_attn_scalar", scalar, MULTIPLIER).sqrt(),
         Scales::Embeddings => 1.0,
-        Scales::Multipliers => json.number("attention_multiplier", 1.0, MULTIPLIER),
+        Scales::Multipliers => {
+            let default = if family.model_type == "hyperclovax" { 1.0 / (head_dim as f64).sqrt() } else { 1.0 };
+            json.number("attention_multiplier", default, MULTIPLIER)
+        }
     };
     Heads { num_heads, num_kv_heads, head_dim, scale, window: None, chunk: None, soft_cap: None }
 }
@@ -343,6 +366,9 @@ const MULTIPLIER: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 fn multipliers(json: &mut Section, family: &Family, hidden: usize, num_layers: usize) -> [Option<f64>; 3] {
     match family.scales {
         Scales::HeadWidth => [None; 3],
+        Scales::Normed => {
+            [None, None, Some(1.0 / json.number("output_multiplier", 0.196_116_135_138_184_04, MULTIPLIER))]
+        }
         Scales::Logits => [None, None, Some(1.0 / json.number("logit_scale", 0.0625, MULTIPLIER))],
         Scales::Parts => {
             let of_logits = json.number("lm_head_multiplier", 1.0, MULTIPLIER);
@@ -362,8 +388,13 @@ fn multipliers(json: &mut Section, family: &Family, hidden: usize, num_layers: u
             let base = number("dim_model_base", 256.0, hidden as f64);
             [Some(number("scale_emb", 12.0, 1.0)), Some(of_outputs), Some(hidden as f64 / base)]
         }
-        Scales::Multipliers => ["embedding_multiplier", "residual_multiplier", "logits_scaling"]
-            .map(|key| Some(json.number(key, 1.0, MULTIPLIER)).filter(|number| *number != 1.0)),
+        Scales::Multipliers => {
+            let keys = ["embedding_multiplier", "residual_multiplier", "logits_scaling"];
+            let [embeddings, outputs, logits] =
+                keys.map(|key| Some(json.number(key, 1.0, MULTIPLIER)).filter(|number| *number != 1.0));
+            let multiplies = family.model_type == "hyperclovax";
+            [embeddings, outputs, if multiplies { logits.map(f64::recip) } else { logits }]
+        }
     }
 }
 

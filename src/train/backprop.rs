@@ -243,11 +243,15 @@ pub fn forward(inputs: Vec<Inputs>, options: Options<'_>) -> Forward {
         }
     }
     let compared = targets.iter().zip(references).zip(divergences).map(|((targets, reference), divergence)| {
-        options.loss.compared(targets, reference.map(|embedded| embedded.x), divergence)
+        options.loss.compared(targets, reference.map(|embedded| model.last_hidden(embedded.x)), divergence)
     });
     let of_each = xs.into_iter().zip(&targets).zip(compared).zip(&micro_batches);
     let (losses, dx) = of_each
-        .map(|(((x, targets), compared), of)| options.loss.loss_and_grad(x, targets, &compared, of.grad_scale))
+        .map(|(((x, targets), compared), of)| {
+            let streams = model.config.streams().map(|_| x.clone());
+            let (loss, dx) = options.loss.loss_and_grad(model.last_hidden(x), targets, &compared, of.grad_scale);
+            (loss, model.last_hidden_backward(streams, dx))
+        })
         .unzip();
     Forward { micro_batches, kept, losses, dx }
 }

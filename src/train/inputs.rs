@@ -47,7 +47,7 @@ impl Model {
         Tokens::new(self, &batch.input_ids, num_rows, documents, batch.positions(), continued)
     }
 
-    /// The output of the last block, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.
+    /// What the last block makes, `[tokens, hidden_size]`, for evaluation: without dropout, and nothing is kept.
     #[must_use]
     pub fn hidden(&self, batch: &Batch, adapters: &AdapterSet) -> Tensor<2> {
         let batch = &*self.arranged(batch, false);
@@ -55,7 +55,7 @@ impl Model {
         for (layer, block) in self.walk(0..self.blocks.len()) {
             embedded.through(self, (layer, &block), adapters, None);
         }
-        embedded.x
+        self.last_hidden(embedded.x)
     }
 
     /// Passes a micro-batch through the base as far as `directions` want to see inputs, of the tokens that are trained on.

@@ -167,6 +167,29 @@ fn gemma4(layer: usize, values_are_keys: bool, has_experts: bool) -> ModelConfig
     config
 }
 
+/// A layer of Muse Glimmer, with a gate of its attention and another number in norms of outputs; the second has no rotary embedding.
+fn muse(layer: usize) -> ModelConfig {
+    let json = r#"{"model_type": "muse_glimmer_text", "vocab_size": 64, "hidden_size": 40, "intermediate_size": 56,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 3,
+        "post_norm_eps": 0.2, "layer_types": ["sliding_attention", "full_attention"]}"#;
+    let mut config = ModelConfig::from_json(json).unwrap();
+    config.blocks = vec![config.blocks.swap_remove(layer)];
+    config
+}
+
+/// One of four layers of Gemma 3n, with three residual streams: all have low ranks beside attention, and half of them cut gates; the
+/// last two use keys and values of the others.
+fn gemma3n(layer: usize) -> ModelConfig {
+    let json = r#"{"model_type": "gemma3n_text", "vocab_size": 64, "hidden_size": 40, "intermediate_size": [56, 48, 56, 48],
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "altup_num_inputs": 3,
+        "altup_coef_clip": 0.25, "hidden_size_per_layer_input": 12, "num_kv_shared_layers": 2, "sliding_window": 3,
+        "laurel_rank": 6, "activation_sparsity_pattern": [0.7, 0.0, 0.4, 0.0],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}"#;
+    let mut config = ModelConfig::from_json(json).unwrap();
+    config.blocks = vec![config.blocks.swap_remove(layer)];
+    config
+}
+
 /// What a layer of Gemma 4 is given besides the residual stream.
 #[derive(Clone)]
 struct Given {
@@ -230,7 +253,8 @@ fn fixture(
         let magnitude = adapter.matrices.magnitude.take();
         adapter.matrices.magnitude = magnitude.map(|ones| random(ones.dims(), 0.3, rng, device) + ones);
     }
-    (block, adapters, random([22, 40], 1.0, rng, device), random([22, 40], 1.0, rng, device))
+    let width = config.streams_width();
+    (block, adapters, random([22, width], 1.0, rng, device), random([22, width], 1.0, rng, device))
 }
 
 /// Two rows of 11 tokens: the first holds two documents, the second holds one document and two tokens of padding.
@@ -354,7 +378,11 @@ fn compare_all(device: &Device) {
     compare(device, &with_experts(true, true), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     for layer in 0..4 {
         compare(device, &gemma4(layer, false, false), None);
+        compare(device, &gemma3n(layer), None);
     }
+    compare(device, &muse(0), None);
+    compare(device, &muse(1), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
+    compare(device, &gemma3n(0), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));
     compare(device, &gemma4(1, true, false), None);
     compare(device, &gemma4(0, true, true), None);
     compare(device, &gemma4(2, false, false), Some(Dropout { probability: 0.3, seed: 9, first_row: 0 }));

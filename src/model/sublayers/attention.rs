@@ -104,7 +104,7 @@ impl SublayerShape for spec::Attention {
         // Queries and keys before their norms, and a factor for each.
         let of_norms = self.norm_widths().map_or(0, |[q, k]| query + key_value + query / q + key_value / k);
         // Its gradient takes its place.
-        let gate = if self.has_output_gate { query } else { 0 };
+        let gate = if self.has_output_gate || self.gate.is_some() { query } else { 0 };
         // Where they are keys before their norm, these are kept already.
         let of_values = if self.has_value_norm && !matches!(self.qkv, Qkv::ValuesAreKeys(_)) { key_value } else { 0 };
         let latent = self.latent();
@@ -117,7 +117,7 @@ impl SublayerShape for spec::Attention {
             [query + self.heads.num_heads * (still + it.value_dim), 2 * query]
         });
         // The keys and values keep the memory of the queries and their gate, which are taken apart.
-        let held = if by.joins_outputs { 2 * gate } else { 0 };
+        let held = if by.joins_outputs && self.has_output_gate { 2 * gate } else { 0 };
         // Heads, less their means and normed, in `f32`.
         let centred = self.norms_by_head().map_or(0, |_| 4 * query * size_of::<f32>() / by.dtype.num_bytes());
         SublayerSizes {
@@ -166,7 +166,7 @@ impl Compute for AttentionWeights {
             let [q, gate] = of_heads(&q, heads.num_heads, [heads.head_dim; 2]);
             (q, Some(gate))
         } else {
-            (q, None)
+            (q, self.spec.gate.map(|site| linears.forward(site, x, None)))
         };
         let ([q, k], before_norms_by_head) = self.normed_by_head(context, [q, k]);
         let ([q, k], before_head_norms) = match self.norms(context, [&q, &k]) {
@@ -263,15 +263,16 @@ impl Compute for AttentionWeights {
             (None, None) => [dq, dk],
         };
         let [dq, dk] = self.normed_by_head_backward(context, [dq, dk], before_norms_by_head);
-        let dq = match d_gate {
-            None => dq,
-            Some(d_gate) => by_head([dq, d_gate], heads.num_heads),
-        };
         let x = &x();
+        let (dq, of_gate) = match (d_gate, self.spec.gate) {
+            (None, _) => (dq, None),
+            (Some(d_gate), Some(site)) => (dq, linears.backward(site, &d_gate, x, InputGrad::of(input_grad, None))),
+            (Some(d_gate), None) => (by_head([dq, d_gate], heads.num_heads), None),
+        };
         if let (Some(latent), Some(latents)) = (self.latent(), latents) {
             return latent.backward(latents, [dq, dk, dv], x, linears, input_grad);
         }
-        match self.spec.qkv {
+        let dx = match self.spec.qkv {
             Qkv::All(projections) => linears.project_backward(projections, [dq, dk, dv], x, input_grad),
             Qkv::ByHead(site) => {
                 let all = by_head([dq, dk, dv], heads.num_heads);
@@ -280,6 +281,10 @@ impl Compute for AttentionWeights {
             Qkv::ValuesAreKeys(projections) => linears.project_backward(projections, [dq, dk + dv], x, input_grad),
             Qkv::OfLayer { queries, .. } => linears.backward(queries, &dq, x, InputGrad::of(input_grad, None)),
             Qkv::Latent(_) => unreachable!("its forward kept latents"),
+        };
+        match of_gate {
+            Some(of_gate) => dx.map(|dx| dx + of_gate),
+            None => dx,
         }
     }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape, SublayerSizes};
 use crate::ops::linear::InputGrad;
 use crate::ops::swiglu::{gated, gated_backward};
 use crate::spec::{self, Activation, Projections};
+use crate::util::stats::as_f64;
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl Compute for spec::Gated {
     }
 
     fn output(&self, kept: &GatedKept, residual: Option<Tensor<2>>, linears: &mut Linears<'_>) -> Tensor<2> {
-        let h = gated(linears.context.place(), self.activation, &kept.gate, &self.factor(kept));
+        let h = gated(linears.context.place(), self.activation, &self.above(&kept.gate), &self.factor(kept));
         linears.forward(self.down, &h, residual)
     }
 
@@ -61,6 +62,23 @@ impl spec::Gated {
     /// Whether nothing is multiplied with the gate.
     pub(super) fn is_alone(&self) -> bool {
         matches!(self.gate_up, Projections::Same(_)) && self.activation != Activation::Relu
+    }
+
+    /// What the gate has more than its cutoff, where there is such.
+    fn above(&self, gate: &Tensor<2>) -> Tensor<2> {
+        let Some(cutoff) = self.cutoff else { return gate.clone() };
+        let (centred, deviation) = spread(gate);
+        (centred - deviation * cutoff).clamp_min(0.0).cast(gate.dtype())
+    }
+
+    /// The gradient of the gate from that of [`above`](Self::above), through its mean and deviation.
+    fn above_backward(&self, d: Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {
+        let Some(cutoff) = self.cutoff else { return d };
+        let ((centred, deviation), width) = (spread(gate), as_f64(self.intermediate_size));
+        let is_below = (centred.clone() - deviation.clone() * cutoff).lower_equal_elem(0.0);
+        let d = d.cast(DType::F32).mask_fill(is_below, 0.0);
+        let of_all = d.clone().sum_dim(1) / width;
+        (d - of_all.clone() - centred * (of_all * cutoff / deviation)).cast(gate.dtype())
     }
 
     fn scaled(&self, gate: Tensor<2>) -> Tensor<2> {
@@ -94,15 +112,24 @@ impl spec::Gated {
     ) -> (Option<Tensor<2>>, R) {
         let place = linears.context.place();
         let up = self.factor(&kept);
-        let gate = kept.gate;
+        let whole = kept.gate;
+        let gate = self.above(&whole);
         let h = gated(place, self.activation, &gate, &up);
         let dh = linears.backward(self.down, dy, &h, InputGrad::Fresh);
         let dh = dh.unwrap_or_else(|| gate.zeros_like());
         let seen = look(h, &dh);
         let (dgate, dup) = gated_backward(place, self.activation, &dh, &gate, &up);
         let dup = if self.is_alone() { dup.zeros_like() } else { dup };
-        let dgate = self.scaled(dgate);
-        drop((dh, gate, up));
+        let dgate = self.scaled(self.above_backward(dgate, &whole));
+        drop((dh, gate, up, whole));
         (linears.project_backward(self.gate_up, [dgate, dup], &x(), input_grad), seen)
     }
+}
+
+/// Rows less their means, and their standard deviations, `[tokens, 1]`, in `f32`.
+fn spread(x: &Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    let x = x.clone().cast(DType::F32);
+    let centred = x.clone() - x.mean_dim(1);
+    let deviation = (centred.clone() * centred.clone()).mean_dim(1).sqrt();
+    (centred, deviation.clamp_min(f64::from(f32::MIN_POSITIVE)))
 }

@@ -17,7 +17,7 @@ pub(in crate::model) struct LayerWeights<'a> {
 }
 
 impl LayerWeights<'_> {
-    fn load<const D: usize>(&self, part: &str, shape: [usize; D]) -> Result<Tensor<D>, Problem> {
+    pub(in crate::model) fn load<const D: usize>(&self, part: &str, shape: [usize; D]) -> Result<Tensor<D>, Problem> {
         self.weights.load(&in_layer(self.layer, part), shape, Dtype::F32, self.device)
     }
 

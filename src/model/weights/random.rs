@@ -12,8 +12,9 @@ use crate::spec::{BLOCK_SCALE, EXPERT_SCALES, ModelConfig, ROUTER_SCALE};
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     initializer_range: f64,
-    /// Weight of the norms.
+    /// Weight of the norms, and of the last.
     norm: f32,
+    last_norm: f32,
     seed: u64,
 }
 
@@ -22,7 +23,8 @@ impl RandomWeights {
     #[must_use]
     pub fn new(config: &ModelConfig, seed: u64) -> Self {
         let norm = if config.has_norms_less_one { 0.0 } else { 1.0 };
-        Self { initializer_range: config.initializer_range, norm, seed }
+        let last_norm = if config.family().is_muse() { 1.0 } else { norm };
+        Self { initializer_range: config.initializer_range, norm, last_norm, seed }
     }
 }
 
@@ -58,10 +60,12 @@ impl RandomWeights {
             Some(part) if part.ends_with(".A_log") => return None,
             Some(GATED_NORM | BLOCK_SCALE | ROUTER_SCALE | EXPERT_SCALES) => Drawn::Constant(1.0),
             Some(part) if part.ends_with(".dt_bias") || part.ends_with(".D") => Drawn::Constant(1.0),
+            _ if name == "model.norm.weight" => Drawn::Constant(self.last_norm),
             // Gemma 4 has norms called `post_feedforward_layernorm_1`.
             _ if name.ends_with("norm.weight")
                 || name.contains("layernorm_")
                 || name.contains("layernorm.norms.")
+                || name.contains(".post_norm")
                 || name.ends_with("norm_f.weight") =>
             {
                 Drawn::Constant(self.norm)

@@ -21,6 +21,8 @@ pub struct Attention {
     pub has_sinks: bool,
     /// Whether the layer of queries also makes a gate beside each of their heads, whose sigmoid multiplies the output (Qwen3.5).
     pub has_output_gate: bool,
+    /// The layer that makes such a gate, where it has its own (Muse Glimmer).
+    pub gate: Option<SiteId>,
     /// Whether values are normed too, by a norm without weights (Gemma 4).
     pub has_value_norm: bool,
     /// The projections of its input to queries, keys and values.
@@ -104,6 +106,9 @@ impl Qkv {
     }
 }
 
+/// Name of the layer that makes the gate of an attention's output.
+pub const GATE_NAME: &str = "self_attn.gate_proj";
+
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryKeyNorms {
@@ -113,7 +118,7 @@ pub enum QueryKeyNorms {
     Whole,
     /// Of every head by itself, after the rotary embedding (Hunyuan).
     Turned,
-    /// Of every head by itself without weights, after the rotary embedding (Llama 4).
+    /// Of every head by itself without weights, after the rotary embedding (Llama 4), which is as before it (Muse Glimmer).
     Unweighted,
     /// `LayerNorm` of every head by itself without bias, each with weights of its own, in files as [`HeadWeights`] says.
     ByHead(HeadWeights),

@@ -1,8 +1,10 @@
 //! Rows of dense families that differ from another in little.
 
-use super::{ERNIE4_5, GEMMA2, GLM4, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
+use super::{ERNIE4_5, GEMMA2, GLM4, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, QWEN2, QWEN3};
 use crate::spec::block::attention::QueryKeyNorms;
-use crate::spec::family::{Biases, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows};
+use crate::spec::family::{
+    AttentionExtra, Biases, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
+};
 use crate::spec::{Activation, NormKind, RopeAxes};
 
 /// Inside Qwen2-VL.
@@ -214,4 +216,56 @@ pub(super) const EXAONE4: Family = Family {
         ..Gguf::named("exaone4")
     },
     ..OLMO2
+};
+
+/// Inside Muse Glimmer.
+pub(super) const MUSE_GLIMMER: Family = Family {
+    model_type: "muse_glimmer_text",
+    architecture: "MuseGlimmerTextModel",
+    qk_norms: Some(QueryKeyNorms::Unweighted),
+    activation: ("hidden_activation", Activation::Silu),
+    scales: Scales::Normed,
+    soft_caps: Some([None, Some(20.0)]),
+    attention_extra: AttentionExtra::Muse,
+    windows: Windows::AllButEvery { default: 2048, pattern: 4 },
+    no_rope: NoRope::Bases,
+    rms_norm_eps: 1e-5,
+    vocab_size: Some(202_048),
+    num_attention_heads: Some(32),
+    head_dim: Some(128),
+    num_key_value_heads: Some(2),
+    max_position_embeddings: 131_072,
+    tie_word_embeddings: false,
+    bos_token_id: Some(200_000),
+    eos_token_id: Some(200_001),
+    gguf: Gguf::NONE,
+    ..GEMMA2
+};
+
+/// Granite with windows and sinks.
+pub(super) const GRANITE_SWA: Family = Family {
+    model_type: "granite_swa",
+    architecture: "GraniteSWAForCausalLM",
+    attention_extra: AttentionExtra::Sinks,
+    windows: Windows::AllButFirst { default: 128, pattern: 4 },
+    no_rope: NoRope::Bases,
+    rms_norm_eps: 1e-5,
+    vocab_size: Some(100_352),
+    num_attention_heads: Some(20),
+    num_key_value_heads: Some(4),
+    max_position_embeddings: 8192,
+    tie_word_embeddings: true,
+    bos_token_id: Some(100_257),
+    eos_token_id: Some(100_257),
+    gguf: Gguf::NONE,
+    ..GRANITE
+};
+
+/// Granite with norms behind its sublayers, too; `logits_scaling` multiplies.
+pub(super) const HYPERCLOVAX: Family = Family {
+    model_type: "hyperclovax",
+    architecture: "HyperCLOVAXForCausalLM",
+    norms: [[Some("input_layernorm"), Some("post_norm1")], [Some("post_attention_layernorm"), Some("post_norm2")]],
+    gguf: Gguf::NONE,
+    ..GRANITE
 };

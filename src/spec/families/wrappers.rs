@@ -14,6 +14,7 @@ const fn text_model(model_type: &'static str, architecture: &'static str) -> Wra
 pub(in crate::spec) const WRAPPERS: &[Wrapper] = &[
     wrapper("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
     wrapper("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
+    wrapper("gemma3n", "Gemma3nForConditionalGeneration", "gemma3n_text"),
     wrapper("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"),
     wrapper("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
     wrapper("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
@@ -32,6 +33,7 @@ pub(in crate::spec) const WRAPPERS: &[Wrapper] = &[
     wrapper("llava_onevision", "LlavaOnevisionForConditionalGeneration", "qwen2"),
     wrapper("lfm2_vl", "Lfm2VlForConditionalGeneration", "lfm2"),
     wrapper("lighton_ocr", "LightOnOcrForConditionalGeneration", "qwen3"),
+    wrapper("muse_glimmer", "MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
     wrapper("ovis2", "Ovis2ForConditionalGeneration", "qwen2"),
     wrapper("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text"),
     Wrapper { nesting: "language_model.model.", ..wrapper("llama4", "Llama4ForConditionalGeneration", "llama4_text") },

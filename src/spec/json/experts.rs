@@ -248,7 +248,7 @@ impl Mixtures {
                 Projections::Apart([gate, up].map(|name| site(name, inwards)))
             };
             let down = site(down, [hidden, width]);
-            Gated { activation, gate_scale: None, intermediate_size: width, gate_up, down }
+            Gated { activation, gate_scale: None, cutoff: None, intermediate_size: width, gate_up, down }
         };
         let expert =
             |expert| gated(&format!("{experts}.{expert}"), [gate, up, down], [inwards, self.intermediate_size], role);

@@ -78,6 +78,7 @@ impl LatentWidths {
             norm_names: HEAD_NORMS,
             has_sinks: false,
             has_output_gate: false,
+            gate: None,
             has_value_norm: false,
             qkv: Qkv::Latent(Latent { inputs, queries, key_values, rank, num_turning, value_dim }),
             output,

@@ -9,11 +9,11 @@ use super::state_space::StateSpaceShape;
 use crate::schema::{Node, Section, Value};
 use crate::spec::block::attention::{Attention, Heads, Qkv, QueryKeyNorms};
 use crate::spec::block::{
-    Activation, Block, FUSED_NAMES, Gated, LAYER_INPUT_NAMES, LayerInput, Projections, Role, SharedExpert, Site,
-    SiteId, Sublayer, SublayerKind, TwoBranches,
+    Activation, Block, FUSED_NAMES, Gated, LAUREL_NAMES, LAYER_INPUT_NAMES, Laurel, LayerInput, Projections, Role,
+    SharedExpert, Site, SiteId, Sublayer, SublayerKind, TwoBranches,
 };
 use crate::spec::family::{Arrangement, AttentionExtra, Family, LatentWidths, NoRope, Scales, Windows};
-use crate::spec::{QueryGrowth, SHORT_CONV_NAMES, ShortConv};
+use crate::spec::{GATE_NAME, QueryGrowth, SHORT_CONV_NAMES, ShortConv};
 use gemma4::Gemma4;
 
 /// What layers differ in.
@@ -118,11 +118,13 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
         if family.delta_heads.is_some() { json.count("full_attention_interval", 4, 1..=1 << 16) } else { pattern };
     // Granite 4's first files call it `attention`.
     let is_full = |kind: &Value| matches!(kind.text(), Some("full_attention" | "attention"));
+    // Muse Glimmer's are counted from the last layer.
+    let shift = if family.is_muse() { pattern - num_layers % pattern } else { 0 };
     let mut layers = Vec::with_capacity(num_layers);
     for layer in 0..num_layers {
         let kind = kinds.map(|kinds| kinds[layer].value());
         let is_first = matches!(family.windows, Windows::AllButFirst { .. });
-        let is_last = pattern > 0 && (layer + usize::from(!is_first)) % pattern == 0;
+        let is_last = pattern > 0 && (layer + usize::from(!is_first) + shift) % pattern == 0;
         let is_full = match (kind, &full) {
             (Some(kind), _) if family.has_chunks() => kind.text() == Some("chunked_attention") || is_full(kind),
             (Some(kind), _) => is_full(kind),
@@ -164,6 +166,18 @@ fn without_rope(json: &mut Section, family: &Family, layers: &mut [Layer]) {
     let interval = match family.no_rope {
         NoRope::Never => return,
         NoRope::LastOf(interval) => interval,
+        NoRope::Bases => {
+            let base = |layer: &Layer| if family.is_muse() && layer.window.is_none() { 0.0 } else { 1.0 };
+            let expected = "a number for each layer, 0 without a rotary embedding";
+            let default = layers.iter().map(base).collect();
+            let bases = json.any("layer_rope_theta", default, expected, |value| match value {
+                Value::Array(all) if all.len() == layers.len() => {
+                    all.iter().map(|node| node.value().number()).collect::<Option<Vec<_>>>().ok_or(None)
+                }
+                _ => Err(None),
+            });
+            return layers.iter_mut().zip(bases).for_each(|(layer, base)| layer.has_rope = base != 0.0);
+        }
         NoRope::Full => return layers.iter_mut().for_each(|layer| layer.has_rope = layer.window.is_some()),
         NoRope::FullUnlessNull => {
             let is_null = json.is_null("sliding_window");
@@ -211,6 +225,8 @@ pub(super) struct Widths {
     pub(super) latent: Option<LatentWidths>,
     pub(super) gemma4: Option<Gemma4>,
     pub(super) qk_norms: Option<QueryKeyNorms>,
+    /// Those of [`Family`], as far as they are there.
+    pub(super) norms: [[Option<&'static str>; 2]; 2],
     /// Whether the projections of an attention's input, that of its output and the feed-forward layers add a bias.
     pub(super) biases: [bool; 3],
     /// Factor of the outputs of sublayers.
@@ -266,12 +282,23 @@ impl Widths {
         let has_second = self.arrangement == Arrangement::MixersBeside;
         let second = has_second.then(|| SublayerKind::Attention(self.attention(family, index, layer, &mut sites)));
         let has_feed_forward = !matches!(layer.alone, Some(Alone::StateSpace | Alone::Attention));
+        let laurel = gemma4.and_then(|gemma4| gemma4.laurel_rank).map(|rank| {
+            let [left, right] = LAUREL_NAMES;
+            let left = add(&mut sites, left, [rank, hidden], false);
+            SublayerKind::Laurel(Laurel { rank, left, right: add(&mut sites, right, [hidden, rank], false) })
+        });
         let feed_forward = has_feed_forward.then(|| self.feed_forward(family, index, layer, &mut sites));
-        let [of_mixing, of_feed_forward] = family.norms;
+        let [of_mixing, of_feed_forward] = self.norms;
+        let of_laurel = [of_mixing[0], Some("laurel.post_laurel_norm")];
         let is_beside = matches!(self.arrangement, Arrangement::Beside | Arrangement::NormedApart);
         let has_one_norm = self.arrangement == Arrangement::Beside;
         let of_feed_forward = if has_one_norm { of_mixing } else { of_feed_forward };
-        let kinds = [(mixing, of_mixing, false), (second, of_mixing, true), (feed_forward, of_feed_forward, is_beside)];
+        let kinds = [
+            (mixing, of_mixing, false),
+            (second, of_mixing, true),
+            (laurel, of_laurel, true),
+            (feed_forward, of_feed_forward, is_beside),
+        ];
         let mut sublayers: Vec<_> = kinds
             .into_iter()
             .filter_map(|(kind, norms, is_beside)| Some((kind?, norms, is_beside)))
@@ -299,7 +326,8 @@ impl Widths {
                 kind,
             });
         }
-        Block { sites, sublayers, has_scale: gemma4.is_some() }
+        let streams = gemma4.and_then(|gemma4| gemma4.streams);
+        Block { sites, sublayers, has_scale: family.is_gemma4(), streams }
     }
 
     /// What mixes the tokens of a layer.
@@ -332,7 +360,10 @@ impl Widths {
             })
         };
         match mixtures {
-            None => SublayerKind::Gated(self.gated(family, intermediate, sites)),
+            None => {
+                let cutoff = gemma4.and_then(|gemma4| gemma4.cutoff(index));
+                SublayerKind::Gated(Gated { cutoff, ..self.gated(family, intermediate, sites) })
+            }
             Some(mixtures) if gemma4.is_none() => {
                 let mut mixture = mixture(mixtures, sites);
                 if mixtures.beside_dense {
@@ -362,7 +393,8 @@ impl Widths {
             Projections::Apart([gate_name, up_name].map(|name| add(sites, name, inwards, has_bias)))
         };
         let down = add(sites, down_name, [hidden, intermediate_size], has_bias);
-        Gated { activation, gate_scale: self.factors.feed_forward[0], intermediate_size, gate_up, down }
+        let gate_scale = self.factors.feed_forward[0];
+        Gated { activation, gate_scale, cutoff: None, intermediate_size, gate_up, down }
     }
 
     /// The attention of a layer, whose linear layers are the first of `sites`.
@@ -395,10 +427,11 @@ impl Widths {
                 None => Qkv::All(Projections::Apart([q, k, v].map(project))),
             }
         };
+        let gate = family.is_muse().then(|| add(sites, GATE_NAME, [query, hidden], false));
         let output = add(sites, output_name, [hidden, query], of_output);
         let rope = usize::from(layer.is_local && family.local_rope_theta.is_some());
         let rope = layer.has_rope.then_some(rope);
-        let query_key_norms = self.qk_norms.filter(|norms| rope.is_some() || *norms != QueryKeyNorms::Unweighted);
+        let query_key_norms = self.qk_norms.filter(|_| rope.is_some() || !family.has_chunks());
         let [has_sinks, has_output_gate] =
             [AttentionExtra::Sinks, AttentionExtra::OutputGate].map(|extra| family.attention_extra == extra);
         let (has_value_norm, norm_names) = (gemma4.is_some(), family.names.head_norms);
@@ -410,6 +443,7 @@ impl Widths {
             norm_names,
             has_sinks,
             has_output_gate,
+            gate,
             has_value_norm,
             qkv,
             output,

@@ -71,6 +71,18 @@ pub(super) fn ropes(json: &mut Section, facts: RopeFacts<'_>) -> Vec<Rope> {
     vec![of_all(json, theta, partial, facts), local]
 }
 
+/// Takes over the base of the layers that have a rotary embedding in `layer_rope_theta`.
+pub(super) fn base_of_layers(json: &mut Section, rope: &mut Rope) {
+    let Some(Value::Array(bases)) = json.value("layer_rope_theta") else { return };
+    let mut bases = bases.iter().filter_map(|base| base.value().number()).filter(|base| *base != 0.0);
+    let Some(base) = bases.next() else { return };
+    if THETA.contains(&base) && bases.all(|other| other == base) {
+        rope.theta = base;
+    } else {
+        json.problem("layer_rope_theta", "has several bases, of which one is supported here");
+    }
+}
+
 impl RopeFacts<'_> {
     /// For layers with a window.
     fn local(self) -> Self {

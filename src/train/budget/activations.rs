@@ -22,9 +22,9 @@ impl Workload<'_> {
         self.tokens() * self.activation_bytes()
     }
 
-    /// Bytes of hidden states, `[tokens, hidden_size]`.
+    /// Bytes of hidden states, `[tokens, hidden_size]`, of all residual streams.
     fn hidden_bytes(&self) -> usize {
-        self.column_bytes() * self.config.hidden_size
+        self.column_bytes() * self.config.streams_width()
     }
 
     /// Whether what blocks keep of their inputs is in host memory.

@@ -3,13 +3,13 @@
 use super::memory::MemoryPlan;
 use super::workload::Workload;
 use crate::config::Residency;
-use crate::spec::{Block, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, is_of_expert};
+use crate::spec::{Block, LAYER_INPUT_PROJECTION, LAYER_INPUT_TABLE, STREAM_PROJECTIONS, is_of_expert};
 use crate::util::stats::{as_f64, as_u64};
 
 /// Bytes of the frozen weights as the model holds them.
 #[derive(Default)]
 struct Sizes {
-    /// What is no matrix, such as norms and biases, in `f32`; and the matrix that makes the layers' own embeddings.
+    /// What is no matrix, such as norms and biases, in `f32`; and the matrices that make the layers' own embeddings and residual streams.
     vectors: usize,
     /// The matrices of a block on average, and of the largest one.
     block: usize,
@@ -37,7 +37,7 @@ impl Workload<'_> {
                 }
                 (2, None) if name == "lm_head.weight" => sizes.head += num_bytes,
                 (2, None) if name == LAYER_INPUT_TABLE => sizes.layer_inputs += num_bytes,
-                (2, None) if name == LAYER_INPUT_PROJECTION => sizes.vectors += num_bytes,
+                (2, None) if name == LAYER_INPUT_PROJECTION || is_of_streams(&name) => sizes.vectors += num_bytes,
                 (2, None) => sizes.embedding += num_bytes,
                 _ => sizes.vectors += num_bytes,
             }
@@ -123,6 +123,11 @@ impl MemoryPlan {
 
 /// What is left of 31.5 GB/s for copies from page-locked memory.
 const BUS_BYTES_PER_SECOND: f64 = 25e9;
+
+/// Whether a matrix makes residual streams, or makes one of them.
+fn is_of_streams(name: &str) -> bool {
+    STREAM_PROJECTIONS.iter().any(|start| name.starts_with(start))
+}
 
 #[cfg(test)]
 mod tests {

@@ -70,7 +70,8 @@ impl StepFlops {
         let of_blocks = |blocks: &[Block], of_weight: f64, of_others: usize| {
             let weights = blocks.iter().flat_map(|block| &block.sites).map(Site::num_active_weights).sum::<f64>();
             let others = blocks.iter().flat_map(|block| &block.sublayers).map(Sublayer::flops_per_token);
-            of_weight * weights + as_f64(of_others * others.sum::<usize>())
+            let of_streams = blocks.iter().filter_map(|block| Some(block.streams?.flops_per_token(config.hidden_size)));
+            of_weight * weights + as_f64(of_others * (others.sum::<usize>() + of_streams.sum::<usize>()))
         };
         let heads = |blocks: &[Block]| {
             blocks.iter().filter_map(|block| Some(block.attention()?.mean_heads())).collect::<Vec<_>>()
@@ -80,8 +81,10 @@ impl StepFlops {
         let (once, thrice) = (heads(before), heads(trained));
         let num_attentions_once = once.len();
         let once = once.into_iter().map(|heads| (heads, 2));
+        // The others are made of the first in a forward, and joined in both passes.
+        let of_streams = as_f64(6 * config.stream_projections()[0].len() * config.hidden_size.pow(2));
         Self {
-            per_token: of_blocks(before, 2.0, 1) + of_trained,
+            per_token: of_blocks(before, 2.0, 1) + of_trained + of_streams,
             per_target_token: as_f64(4 * config.vocab_size * config.hidden_size),
             attentions: once.chain(thrice.into_iter().map(|heads| (heads, 6))).collect(),
             second_per_token: 0.5 * of_trained,

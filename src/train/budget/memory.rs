@@ -192,7 +192,7 @@ impl Workload<'_> {
         let tokens = self.tokens();
         let parked = if self.gradient_checkpointing == GradientCheckpointing::Offload {
             let num_kept = self.config.num_layers() - self.selection.first_trained();
-            let numbers = num_kept * self.config.hidden_size * tokens;
+            let numbers = num_kept * self.config.streams_width() * tokens;
             self.layered() * numbers * self.precision.dtype().num_bytes()
         } else {
             0

@@ -125,7 +125,13 @@ impl Workload<'_> {
         self.config.blocks.iter().map(move |block| {
             let sublayers = block.sublayers.iter().map(|sublayer| sublayer.sizes(by));
             let sizes = sublayers.fold(SublayerSizes::default(), SublayerSizes::and);
-            SublayerSizes { kept: sizes.kept + ranks, ..sizes }
+            // What a block is given and predicts, and in `f32` what it makes of these and their gradients.
+            let streams = block.streams.map_or(0, |streams| (streams.count - 1) * hidden_size);
+            SublayerSizes {
+                kept: sizes.kept + ranks + 2 * streams,
+                forward: sizes.forward + 3 * streams,
+                backward: sizes.backward + 4 * streams,
+            }
         })
     }
 

@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 93] = [
+pub(crate) const FAMILIES: [&str; 97] = [
     "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
     "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
     "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
@@ -20,6 +20,7 @@ pub(crate) const FAMILIES: [&str; 93] = [
     "granitemoehybrid-mamba", "granitemoehybrid-experts", "nemotron_h", "nemotron_h-latent", "falcon_h1", "cohere",
     "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe", "gpt_neox",
     "cohere-norms", "stablelm-norms", "phi", "exaone4", "exaone_moe", "solar_open", "hy_v3", "llama4", "glm4v_moe",
+    "gemma3n", "muse_glimmer", "granite_swa", "hyperclovax",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
@@ -61,8 +62,13 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     let tensor = |(name, shape): (String, Vec<usize>)| {
         let centre = match &*name {
             name if name.ends_with("linear_attn.norm.weight") || name.ends_with("layer_scalar") => 1.0,
-            // Nothing else makes Gemma 4's scores smaller.
-            name if config.model_type.starts_with("gemma4") && name.ends_with("q_norm.weight") => 0.25,
+            "model.norm.weight" if config.model_type == "muse_glimmer_text" => 1.0,
+            // Nothing else makes the scores of Gemma 3n and 4 smaller.
+            name if ["gemma3n", "gemma4"].iter().any(|it| config.model_type.starts_with(it))
+                && name.ends_with("q_norm.weight") =>
+            {
+                0.25
+            }
             name if name.ends_with("norm.weight") || name.ends_with("norm_f.weight") => norm,
             name if name.ends_with(".A_log") => -3.0,
             _ => 0.0,

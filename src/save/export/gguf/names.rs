@@ -417,7 +417,7 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
         NoRope::FullUnlessNull => has_window(&config.blocks[layer]) || !config.blocks.iter().any(has_window),
         NoRope::All => config.blocks[layer].attention().is_none(),
         NoRope::UnlessNamed => has_rope(&config.blocks[layer]),
-        NoRope::Never => true,
+        NoRope::Never | NoRope::Bases => true,
     };
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
         return Ok(());
