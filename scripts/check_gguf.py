@@ -109,6 +109,14 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "deepseek_v3": {"attention_bias": False, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
                                                                     "mscale": 1.0, "mscale_all_dim": 1.0}},
           "glm4_moe_lite": {"rms_norm_eps": 1e-6, "mlp_layer_types": ["dense", "sparse", "sparse"]}, "youtu": {"rope_interleave": True}, "mistral4": {},
+          "granite_swa": {"layer_rope_theta": None}, "glm4v_moe": {}, "paddleocr_vl": {},
+          "muse_glimmer": {"post_norm_eps": 1e-8}, "minicpm3": {"dim_model_base": 256},
+          "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+                     "rope_parameters": {"rope_theta": 1e4, **ROPE, "factor": 16.0, "high_freq_factor": 1.0}},
+          # llama.cpp divides by one less in a gate's deviation.
+          "gemma3n": {"num_hidden_layers": 22, "layer_types": [("sliding_attention", "full_attention")[layer % 5 == 4] for layer in range(22)],
+                      "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12, "altup_num_inputs": 4, "laurel_rank": 64,
+                      "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 1344, "intermediate_size": 2048, "final_logit_softcapping": 30.0},
           "lfm2": {}, "nemotron": {"head_dim": 12}, "ernie4_5": {},
           "qwen3_moe": {}, "qwen2_moe": {"mlp_only_layers": []}, "mixtral": {"sliding_window": None},
           "smollm3": {"no_rope_layers": None}, "olmo2": {}, "granite": {}, "phi3": {"sliding_window": None}, "glm4": {}, "glm": {"head_dim": 8},
@@ -123,7 +131,7 @@ CHATS = {"gemma3": ("gemma3", 262144), "qwen2": ("qwen2_5", 151936), "llama-3.1"
 ANSWERS = ["there was  a llama 🦙.", "1,000 times:\n\n- so\n\t- on", "naïve — 東京!"]
 TRAIN = ["train.max_steps=40", "train.micro_batch_size=3", "train.precision=f32", "optimizer.learning_rate=1e-2", "lora.r=8", "data.max_length=256"]
 # llama.cpp adds no adapters to layers of latent attention.
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "minicpm3")
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -164,7 +172,8 @@ def random_model(name: str, folder: pathlib.Path, tokenizer: pathlib.Path = REPO
     """A model of tests/golden with random weights and that tokenizer."""
     source = REPOSITORY / "tests/golden" / name.removesuffix("-dense").removesuffix("-64") / "config.json"
     source = source if source.exists() else REPOSITORY / "tests/golden/llama-with-biases/config.json"
-    config = json.loads(source.read_text()) | RANDOM[name] | changes
+    config = json.loads(source.read_text()) | changes
+    config.get("text_config", config).update(RANDOM[name])
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(1)
@@ -200,12 +209,15 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
     targets += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
     has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "hunyuan_v1_moe", "exaone_moe", "solar_open") + LATENT
     targets = targets if has_experts else "all-linear"
+    # Towers stay as they are.
+    targets = r".*language_model.*\.(self_attn|mlp|shared_experts?|feed_forward)\.\w+_proj" if hasattr(base.config, "vision_config") else targets
     # Those of Gemma 4's routers and before its layers stay frozen here.
     excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None
+    excluded = r".*(altup|per_layer_model_projection).*" if base.config.model_type == "gemma3n_text" else excluded
     # PEFT refuses it.
     excluded = ["out_proj"] if base.config.model_type in ("nemotron_h", "falcon_h1") else excluded
     # The output of the first attention.
-    outputs = (name for name, _ in base.named_modules() if re.search(r"self_attn\.(o_proj|out_proj|dense)$|mixer\.o_proj$|attention\.dense$", name))
+    outputs = (name for name, _ in base.named_modules() if "vision" not in name and re.search(r"self_attn\.(o_proj|out_proj|dense)$|mixer\.o_proj$|attention\.dense$", name))
     first = next(outputs).removeprefix("model.")
     experts = [name for name, _ in base.named_parameters() if with_experts and name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
     settings = LoraConfig(r=4, lora_alpha=2, target_parameters=experts, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,

@@ -212,7 +212,7 @@ const GEMMA3N: Family = Family {
     vocab_size: Some(262_400),
     num_key_value_heads: Some(2),
     max_position_embeddings: 32_768,
-    gguf: Gguf::NONE,
+    gguf: Gguf::named("gemma3n"),
     ..GEMMA3
 };
 

@@ -250,6 +250,8 @@ pub(crate) enum GgufWindows {
     Never,
     /// All, with a width in the file.
     Everywhere,
+    /// A file says which.
+    Listed,
     /// All but the last of each `pattern` in a model of so many layers; in others none.
     OfLayers {
         num_layers: usize,

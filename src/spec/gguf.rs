@@ -1,5 +1,6 @@
 //! A model as GGUF files describe it: keys of the shape and names of tensors, both ways.
 
+pub mod gemma3n;
 pub mod gemma4;
 mod latent;
 mod names;
@@ -14,9 +15,9 @@ use serde_json::{Map, json};
 use super::delta_net::GATED_NORM;
 use super::families::FAMILIES;
 use super::family::{Arrangement, AttentionExtra, Biases, Family, Gguf, GgufWindows, OwnRopes, Router, Scales};
-use super::{Method, ModelConfig, NormKind, RopeScaling, StoredQuantisation};
+use super::{Method, ModelConfig, NormKind, QueryGrowth, RopeScaling, StoredQuantisation};
 use crate::schema::{Problem, Problems};
-use crate::util::gguf::GgufFile;
+use crate::util::gguf::{GgufFile, GgufType, decimal};
 use crate::util::stats::as_f64;
 
 pub use latent::{KEY_WIDTHS, LATENT_RANKS, YARN_GROWTH};
@@ -82,7 +83,8 @@ impl Coding {
         if name.ends_with(".A_log") {
             return Self::MinusExp;
         }
-        let is_less_one = config.has_norms_less_one && name.ends_with("norm.weight") && !name.ends_with(GATED_NORM);
+        let is_whole = name.ends_with(GATED_NORM) || (config.family().is_muse() && name == "model.norm.weight");
+        let is_less_one = config.has_norms_less_one && name.ends_with("norm.weight") && !is_whole;
         if is_less_one { Self::PlusOne } else { Self::Same }
     }
 
@@ -197,7 +199,8 @@ fn counts(
     json: &mut Map<String, serde_json::Value>,
 ) -> Result<(), Problem> {
     for (ours, theirs, is_required) in COUNTS {
-        let differs = family.is_gemma4() || family.has_short_convs || family.state_spaces.is_some();
+        let differs =
+            family.is_gemma4() || family.is_gemma3n() || family.has_short_convs || family.state_spaces.is_some();
         let by_layer = file.integers(&key(theirs)).filter(|_| differs);
         // Layers without attention have no heads, and some of Nemotron-H no other width.
         let of_first = by_layer.and_then(|layers| u64::try_from(*layers.iter().find(|count| **count > 0)?).ok());
@@ -293,7 +296,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         json.extend(["partial_rotary_factor", "rotary_pct"].map(|key| (key.to_owned(), share.clone())));
         json.insert("rotary_emb_base".to_owned(), json["rope_theta"].clone());
     }
-    if !is_gemma4 {
+    if !is_gemma4 && !family.is_gemma3n() {
         windows_and_caps(file, family, &key, &mut json)?;
     }
     if family.delta_heads.is_some() {
@@ -311,7 +314,7 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         state_space::read(file, (family, spaces), &key, &mut json)?;
     }
     if is_latent {
-        latent::read(file, &key, &mut json)?;
+        latent::read(file, family, &key, &mut json)?;
     }
     if family.has_short_convs {
         lfm2(file, &key, &mut json)?;
@@ -321,16 +324,16 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
         json.insert("norm_topk_prob".to_owned(), json!(family.gguf.experts_sum_to_one));
         experts(file, &key, family, &mut json)?;
     }
+    if family.has_chunks() {
+        of_chunks(file, &key, &mut json)?;
+    }
+    if family.is_gemma3n() {
+        gemma3n::read(file, &key, &mut json)?;
+    }
     if is_gemma4 {
         gemma4::read(file, &key, &mut json)?;
     }
-    if family.scales == Scales::Logits {
-        json.extend(file.number(&key(LOGIT_SCALE)).map(|scale| (LOGIT_SCALE.to_owned(), json!(scale))));
-    }
-    if family.scales == Scales::Multipliers {
-        let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
-        json.extend(of_file.into_iter().flatten());
-    }
+    of_scales(file, family, &key, &mut json);
     let mut scaling = scaling(file, family, &key)?;
     let sections = file.integers(&key(ROPE_SECTIONS)).filter(|_| matches!(family.own_ropes, OwnRopes::Axes(_)));
     if let Some(sections) = sections {
@@ -355,6 +358,55 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     json.insert("bos_token_id".to_owned(), json!(file.token_id("bos")?));
     json.insert("eos_token_id".to_owned(), json!(file.end_ids()?));
     Ok(serde_json::Value::Object(json).to_string())
+}
+
+/// Multipliers of scores, embeddings, outputs and logits, in families that have such.
+fn of_scales(
+    file: &GgufFile,
+    family: &Family,
+    key: &dyn Fn(&str) -> String,
+    json: &mut Map<String, serde_json::Value>,
+) {
+    if family.scales == Scales::Logits {
+        json.extend(file.number(&key(LOGIT_SCALE)).map(|scale| (LOGIT_SCALE.to_owned(), json!(scale))));
+    }
+    if family.scales == Scales::Normed {
+        let numbers = [
+            ("output_multiplier", file.number(&key(LOGIT_SCALE))),
+            ("qk_scale_factor", first_number(file, "blk.0.attn_q_norm.weight")),
+        ];
+        json.extend(numbers.into_iter().filter_map(|(key, number)| Some((key.to_owned(), json!(number?)))));
+    }
+    if family.scales == Scales::Multipliers {
+        let of_file = MULTIPLIERS.map(|(ours, theirs)| Some((ours.to_owned(), json!(file.number(&key(theirs))?))));
+        json.extend(of_file.into_iter().flatten());
+    }
+}
+
+/// The weights of norms of queries and keys that a file has before this tensor, where the model's norms have none and scores another
+/// factor than the width of a head gives.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "the file has f32, and a head is narrow"
+)]
+pub fn norms_of_scale(config: &ModelConfig, name: &str) -> Vec<(String, Vec<f32>)> {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.strip_suffix(".self_attn.q_proj.weight"));
+    let Some((layer, attention)) = layer.zip(config.blocks[0].attention()).filter(|_| config.family().is_muse()) else {
+        return Vec::new();
+    };
+    let width = attention.heads.head_dim;
+    let scale = attention.heads.scale * (width as f64).sqrt();
+    [("attn_q_norm", scale), ("attn_k_norm", 1.0)]
+        .map(|(norm, weight)| (format!("blk.{layer}.{norm}.weight"), vec![weight as f32; width]))
+        .into()
+}
+
+/// The first number of a tensor in `f32`.
+fn first_number(file: &GgufFile, name: &str) -> Option<f64> {
+    let tensor = file.tensors().get(name).filter(|tensor| tensor.kind == GgufType::F32)?;
+    Some(decimal(f32::from_le_bytes(*file.bytes(tensor).first_chunk()?)))
 }
 
 /// The key of what norms add to the mean square, behind the architecture.
@@ -428,11 +480,33 @@ fn experts(
     Ok(())
 }
 
+/// Llama 4's mixtures and chunks.
+fn of_chunks(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
+    json.insert("intermediate_size_mlp".to_owned(), json["intermediate_size"].clone());
+    json.insert("intermediate_size".to_owned(), json!(file.integer(&key("expert_feed_forward_length"))?));
+    json.insert(MIXTURE_STEP.to_owned(), json!(file.integer(&key(MIXTURE_STEP))?.unwrap_or(1)));
+    json.insert("use_qk_norm".to_owned(), json!(json.get("num_local_experts") != Some(&json!(128))));
+    json.insert("no_rope_layers".to_owned(), json!([]));
+    json.insert("attention_chunk_size".to_owned(), json!(CHUNK));
+    Ok(())
+}
+
 /// The first layer with a mixture, in a file that has such.
 fn first_mixture(file: &GgufFile) -> u64 {
     let has = |layer: &u64| file.tensors().contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
     (0..1 << 16).find(has).unwrap_or(0)
 }
+
+/// Every how many layers a mixture is, in Llama 4's `config.json` and behind the architecture.
+pub const MIXTURE_STEP: &str = "interleave_moe_layer_step";
+/// Tokens of a chunk, and how queries grow in layers without a rotary embedding, in all of Llama 4.
+pub const CHUNK: usize = 8192;
+/// The second of [these](CHUNK).
+pub const QUERY_GROWTH: QueryGrowth = QueryGrowth { beta: 0.1, period: CHUNK, first: 1 };
 
 /// Width of the input of experts behind projections, behind the architecture.
 pub const LATENT_EXPERTS: &str = "moe_latent_size";
@@ -488,6 +562,9 @@ fn windows_and_caps(
     let count = |name: &str| json[name].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
     let [layers, hidden, heads, head_dim] =
         ["num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim"].map(count);
+    if family.gguf.windows == GgufWindows::Listed {
+        return listed_windows(file, key, json);
+    }
     let Some(implied) = implied(family, layers, hidden, heads, head_dim) else {
         return match window.filter(|window| *window != 0) {
             Some(window) if family.gguf.windows == GgufWindows::Everywhere => {
@@ -513,6 +590,33 @@ fn windows_and_caps(
     }
     Ok(())
 }
+
+/// The same where a file says which layers have a window, and which a rotary embedding.
+fn listed_windows(
+    file: &GgufFile,
+    key: &dyn Fn(&str) -> String,
+    json: &mut Map<String, serde_json::Value>,
+) -> Result<(), Problem> {
+    let [window, pattern] = [WINDOW, WINDOW_PATTERN].map(key);
+    json.insert("sliding_window".to_owned(), json!(file.integer(&window)?.ok_or_else(|| missing(file, &window))?));
+    let is_local = file.integers(&pattern).ok_or_else(|| missing(file, &pattern))?;
+    let kind = |local: &i64| if *local == 0 { "full_attention" } else { "sliding_attention" };
+    json.insert("layer_types".to_owned(), json!(is_local.iter().map(kind).collect::<Vec<_>>()));
+    if let Some(turns) = file.integers(&key(ROPE_PATTERN)) {
+        let theta = &json["rope_theta"];
+        let bases: Vec<_> = turns.iter().map(|turns| if *turns == 0 { json!(0) } else { theta.clone() }).collect();
+        json.insert("layer_rope_theta".to_owned(), json!(bases));
+    }
+    json.insert("final_logit_softcapping".to_owned(), json!(file.number(&key("final_logit_softcapping"))));
+    Ok(())
+}
+
+/// The width of windows, behind the architecture.
+pub const WINDOW: &str = "attention.sliding_window";
+/// Which layers have one, likewise.
+pub const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
+/// Which layers have a rotary embedding, likewise.
+pub const ROPE_PATTERN: &str = "attention.rope_pattern";
 
 fn unsupported(file: &GgufFile, key: &str, found: u64, expected: u64) -> Problem {
     let message = format!("`{key}` = {found} is not supported, expected {expected}");

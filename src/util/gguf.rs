@@ -286,12 +286,18 @@ const EXPERTS: &str = "_exps";
 /// No layer has more of them.
 pub const MAX_EXPERTS: usize = 4096;
 
+/// Matrices of all residual streams but one, `[streams - 1, rows, columns]` (Gemma 3n).
+const STREAMS: [&str; 2] = ["altup_proj", "altup_unembd_proj"];
+
 /// The name before it where each expert has a gate and, behind it, what that multiplies.
 const GATE_UP: &str = "ffn_gate_up";
 
-/// The matrices and biases of experts, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
+/// The matrices and biases of experts or of streams, under the names that they had before files had them in one tensor: `blk.0.ffn_up.3.weight`.
 fn apart(name: String, tensor: GgufTensor) -> Vec<(String, GgufTensor)> {
-    let module = name.rsplit_once('.').and_then(|(module, part)| Some((module.strip_suffix(EXPERTS)?, part)));
+    let module = name.rsplit_once('.').and_then(|(module, part)| {
+        let of_streams = STREAMS.contains(&module).then_some(module);
+        Some((module.strip_suffix(EXPERTS).or(of_streams)?, part))
+    });
     let (Some((layer, part)), [num_experts, of_expert @ ..]) = (module, &tensor.shape[..]) else {
         return vec![(name, tensor)];
     };
@@ -316,13 +322,17 @@ fn apart(name: String, tensor: GgufTensor) -> Vec<(String, GgufTensor)> {
     (0..num).map(matrix).collect()
 }
 
-/// The name of the tensor that holds a matrix or bias of an expert, and which one that is.
+/// The name of the tensor that holds a matrix or bias of an expert or a stream, and which one that is.
 #[must_use]
 pub fn joined(name: &str) -> Option<(String, usize)> {
     let (module, part) = name.rsplit_once('.')?;
     let (layer, expert) = module.rsplit_once('.')?;
+    let expert = expert.parse().ok()?;
+    if STREAMS.contains(&layer) {
+        return Some((format!("{layer}.{part}"), expert));
+    }
     let layer = Some(layer).filter(|layer| layer.contains(".ffn_"))?;
-    Some((format!("{layer}{EXPERTS}.{part}"), expert.parse().ok()?))
+    Some((format!("{layer}{EXPERTS}.{part}"), expert))
 }
 
 fn damaged(path: &Path, content: &[u8], error: &AnamnesisError) -> Problem {

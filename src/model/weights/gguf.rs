@@ -18,7 +18,7 @@ use crate::ops::linear::Matrix;
 use crate::ops::place::place_of;
 use crate::schema::Problem;
 use crate::spec::GATED_CONV;
-use crate::spec::gguf::{Coding, Order, Part, names_of, num_predicting, parts_of};
+use crate::spec::gguf::{Coding, Order, Part, names_of, norms_of_scale, num_predicting, parts_of};
 use crate::spec::{Block, ModelConfig, in_layer};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType, ROPE_FACTORS};
 use crate::util::text;
@@ -118,7 +118,8 @@ impl Source for GgufWeights {
             |layer| ["k_proj", "v_proj", "k_norm"].map(|part| in_layer(layer, &format!("self_attn.{part}.weight")));
         let unused = (0..config.num_layers()).flat_map(of_own).filter(|name| config.is_unused(name));
         let names = expected.iter().map(|(name, _)| name.clone()).chain(unused);
-        let known: HashSet<String> = names.flat_map(|name| names_of(config, &name)).collect();
+        let of_scale = expected.iter().flat_map(|(name, _)| norms_of_scale(config, name)).map(|(name, _)| name);
+        let known: HashSet<String> = names.flat_map(|name| names_of(config, &name)).chain(of_scale).collect();
         let layer = |name: &str| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
         let num_layers = config.num_layers();
         let predicting = num_layers..num_layers + usize::try_from(num_predicting(&self.file)).unwrap_or(0);

@@ -17,12 +17,15 @@ use crate::lora::Matrices;
 use crate::model::weights::{Quantisation, Weights};
 use crate::ops::blocks;
 use crate::schema::Problem;
-use crate::spec::gguf::{Coding, Order, Part, parts_of, rope_factors, row_factors, scale_rows, stored_rope_factors};
-use crate::spec::{Attention, ModelConfig};
+use crate::spec::gguf::{
+    Coding, Order, Part, norms_of_scale, parts_of, rope_factors, row_factors, scale_rows, stored_rope_factors,
+};
+use crate::spec::{Attention, LAYER_INPUT_TABLE, ModelConfig};
 use crate::util::files;
 use crate::util::gguf::{GgufFile, Value, joined};
 
 mod file;
+mod gemma3n;
 mod gemma4;
 mod imatrix;
 mod latent;
@@ -274,8 +277,14 @@ fn tensors<'a>(
         let rest: Rc<Cell<Option<Numbers>>> = Rc::default();
         let importance = imatrix.and_then(|imatrix| imatrix.of(&merging.config, tensor.name)).map(Rc::new);
         let mut before = 0;
+        let of_scale = norms_of_scale(&merging.config, tensor.name).into_iter();
+        tensors.extend(of_scale.map(|(name, weight)| Tensor::of(name, vec![weight.len()], move || weight.clone())));
         for part in parts_of(&merging.config, tensor.name, tensor.shape) {
-            let (name, shape, num_rows) = (part.name.clone(), part.shape.clone(), part.num_rows);
+            let (name, mut shape, num_rows) = (part.name.clone(), part.shape.clone(), part.num_rows);
+            // Tokens of images and sound have zeros there.
+            let is_table = tensor.name == LAYER_INPUT_TABLE;
+            let num_added = if is_table { merging.config.vocab_size.saturating_sub(num_rows) } else { 0 };
+            shape[0] += num_added;
             let importance = importance.clone().filter(|_| part.turned.is_none());
             let rows = before * width..(before + num_rows) * width;
             before += num_rows;
@@ -285,7 +294,8 @@ fn tensors<'a>(
                 let mut numbers = rest.take().map_or_else(|| Numbers::of(merging, tensor, width), Ok)?;
                 let others = numbers.split_off(num_rows * width);
                 rest.set(Some(others).filter(|others| !others.values.is_empty()));
-                let numbers = numbers.in_part(&part, width);
+                let mut numbers = numbers.in_part(&part, width);
+                numbers.values.resize(numbers.values.len() + num_added * width, 0.0);
                 let importance = importance.as_ref().map(|importance| &importance[..]);
                 let begun = start.filter(|_| !numbers.update.is_empty() && blocks::keeps_scales(kind));
                 let begun = begun.and_then(|start| start.tensors(&|_, _| ()).find(|it| it.name == tensor.name));
@@ -308,6 +318,7 @@ fn tensors<'a>(
             }
         }
     }
+    tensors.extend(gemma3n::unused(&merging.config));
     tensors.extend(experts.into_iter().map(|(name, matrices)| Tensor::joined(name, matrices.into_values().collect())));
     tensors
 }

@@ -63,7 +63,7 @@ pub(super) const GLM_OCR: Family = Family {
 pub(super) const PADDLEOCR_VL: Family = Family {
     model_type: "paddleocr_vl_text",
     architecture: "PaddleOCRTextModel",
-    gguf: Gguf::NONE,
+    gguf: Gguf::named("paddleocr"),
     rope_pairs: LLAMA.rope_pairs,
     own_ropes: QWEN2_VL.own_ropes,
     ..ERNIE4_5
@@ -238,7 +238,12 @@ pub(super) const MUSE_GLIMMER: Family = Family {
     tie_word_embeddings: false,
     bos_token_id: Some(200_000),
     eos_token_id: Some(200_001),
-    gguf: Gguf::NONE,
+    gguf: Gguf {
+        interleaved: true,
+        tied_head: Some(false),
+        windows: GgufWindows::Listed,
+        ..Gguf::named("muse-glimmer")
+    },
     ..GEMMA2
 };
 
@@ -257,7 +262,7 @@ pub(super) const GRANITE_SWA: Family = Family {
     tie_word_embeddings: true,
     bos_token_id: Some(100_257),
     eos_token_id: Some(100_257),
-    gguf: Gguf::NONE,
+    gguf: Gguf { interleaved: true, windows: GgufWindows::Listed, ..Gguf::named("granite_swa") },
     ..GRANITE
 };
 

@@ -144,7 +144,7 @@ pub(super) const MINICPM3: Family = Family {
     biases: Biases::AttentionAndMlpKeys,
     attention_extra: AttentionExtra::Latent(LatentWidths { queries: Some(768), key_values: 256, of_head: [64, 32, 0] }),
     scales: Scales::Depth,
-    gguf: Gguf::NONE,
+    gguf: Gguf { rope_factors: true, ..Gguf::named("minicpm3") },
     rope_pairs: RopePairs::Halves,
     rms_norm_eps: 1e-5,
     vocab_size: Some(73_448),

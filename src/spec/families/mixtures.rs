@@ -107,7 +107,6 @@ pub(super) const GLM4V_MOE: Family = Family {
     qk_norms: None,
     own_ropes: GLM4V.own_ropes,
     max_position_embeddings: 65_536,
-    gguf: Gguf::NONE,
     ..GLM4_MOE
 };
 
@@ -354,6 +353,6 @@ pub(super) const LLAMA4: Family = Family {
     head_dim: Some(128),
     num_key_value_heads: Some(8),
     max_position_embeddings: 131_072,
-    gguf: Gguf::NONE,
+    gguf: Gguf { rope_factors: true, experts_sum_to_one: false, expert_factor: false, ..Gguf::named("llama4") },
     ..LLAMA
 };

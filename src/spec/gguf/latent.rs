@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::schema::Problem;
+use crate::spec::family::Family;
 use crate::util::gguf::GgufFile;
 
 /// The widths of the latents of queries and of keys and values, in `config.json` and behind the architecture.
@@ -18,6 +19,7 @@ pub const YARN_GROWTH: &str = "rope.scaling.yarn_log_multiplier";
 /// Adds its keys to those that `config.json` shares with other families.
 pub(super) fn read(
     file: &GgufFile,
+    family: &Family,
     key: &dyn Fn(&str) -> String,
     json: &mut Map<String, Value>,
 ) -> Result<(), Problem> {
@@ -25,9 +27,15 @@ pub(super) fn read(
         json.insert(ours.to_owned(), json!(file.integer(&key(theirs))?));
     }
     let turning = file.integer(&key("rope.dimension_count"))?.unwrap_or(0);
-    let [keys, values] = KEY_WIDTHS.map(|width| file.integer(&key(width)));
+    let widths =
+        if family.gguf.splits_latents { KEY_WIDTHS } else { ["attention.key_length", "attention.value_length"] };
+    let [keys, mut values] = widths.map(|width| file.integer(&key(width)));
+    if !family.gguf.splits_latents && matches!(values, Ok(None)) {
+        let [hidden, heads] = ["hidden_size", "num_attention_heads"].map(|key| json[key].as_u64().unwrap_or(0));
+        values = Ok(Some(hidden / heads.max(1)));
+    }
     let (Some(keys), Some(values)) = (keys?, values?) else {
-        let problem = file.problem(format!("`{}` is missing: the file is of a time before it", key(KEY_WIDTHS[0])));
+        let problem = file.problem(format!("`{}` is missing: the file is of a time before it", key(widths[0])));
         return Err(problem.hint("convert the model again, or use its original safetensors"));
     };
     json.insert("qk_rope_head_dim".to_owned(), json!(turning));

@@ -2,17 +2,18 @@
 
 use crate::spec::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS};
 use crate::spec::{
-    BLOCK_SCALE, Block, EXPERT_SCALES, Heads, LATENT_NAMES, Latent, ModelConfig, ROUTER_SCALE, SHARED_MLP_NAMES, SINKS,
-    name_alone,
+    BLOCK_SCALE, Block, EXPERT_SCALES, GATE_NAME, Heads, LATENT_NAMES, Latent, ModelConfig, ROUTER_SCALE,
+    SHARED_MLP_NAMES, SINKS, STREAM_PROJECTIONS, STREAM_SCALE, name_alone,
 };
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 99] = [
+const MODULES: [(&str, &str); 111] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.o_proj", "attn_output"),
+    (GATE_NAME, "attn_gate"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("post_attention_layernorm", "ffn_norm"),
@@ -36,6 +37,10 @@ const MODULES: [(&str, &str); 99] = [
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -50,6 +55,13 @@ const MODULES: [(&str, &str); 99] = [
     ("per_layer_input_gate", "inp_gate"),
     ("per_layer_projection", "proj"),
     ("post_per_layer_input_norm", "post_norm"),
+    ("laurel.linear_left", "laurel_l"),
+    ("laurel.linear_right", "laurel_r"),
+    ("laurel.post_laurel_norm", "laurel_post_norm"),
+    ("altup.router_norm", "altup_router_norm"),
+    ("altup.modality_router", "altup_router"),
+    ("altup.prediction_coefs", "altup_predict_coef"),
+    ("altup.correction_coefs", "altup_correct_coef"),
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.conv1d", "ssm_conv1d"),
     ("operator_norm", "attn_norm"),
@@ -109,11 +121,12 @@ const MODULES: [(&str, &str); 99] = [
     ("self_attn.kv_b_proj", "attn_kv_b"),
 ];
 /// Tensors of a block that are no weight or bias, likewise.
-const NO_MODULES: [(&str, &str); 18] = [
+const NO_MODULES: [(&str, &str); 19] = [
     (A_LOG, "ssm_a"),
     (DT_BIAS, "ssm_dt.bias"),
     (SINKS, "attn_sinks.weight"),
     (BLOCK_SCALE, "layer_output_scale.weight"),
+    (STREAM_SCALE, "altup_correct_scale.weight"),
     (ROUTER_SCALE, "ffn_gate_inp.scale"),
     (EXPERT_SCALES, "ffn_down_exps.scale"),
     ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
@@ -155,6 +168,11 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
         return Some(format!("blk.{layer}.{theirs}"));
     }
     let (module, part) = name.rsplit_once('.')?;
+    let of_streams = STREAM_PROJECTIONS.into_iter().zip(["altup_proj", "altup_unembd_proj"]);
+    let mut of_streams = of_streams.filter_map(|(ours, theirs)| Some((module.strip_prefix(ours)?, theirs)));
+    if let Some((index, theirs)) = of_streams.next() {
+        return Some(format!("{theirs}{index}.{part}"));
+    }
     let module = match module {
         "model.embed_tokens" => "token_embd".to_owned(),
         "model.norm" | "model.norm_f" | "model.final_layernorm" | "model.final_layer_norm" => "output_norm".to_owned(),

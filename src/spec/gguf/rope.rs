@@ -139,24 +139,27 @@ pub(super) fn scaling_of_factors(
         _ => None,
     };
     let problem = || {
-        let message = "has rotary factors that are neither those of Llama 3.1 or 3.2 nor for long and short texts of llama and phi3";
+        let message =
+            "has rotary factors that are neither those of a Llama nor for long and short texts of llama and phi3";
         let problem = file.problem(message);
         problem.hint("use the model's original safetensors")
     };
     scaling.map(Some).ok_or_else(problem)
 }
 
-/// The scaling of Llama 3.1 and 3.2, if it has these factors: of its four numbers only one ever differed.
+/// The scaling of Llama 3.1 and 3.2, or of Llama 4, if it has these factors: only the first of its four numbers differs within each.
 fn llama3(factors: &[f32], rope: &Rope) -> Option<RopeScaling> {
-    let scaling = RopeScaling::Llama3 {
-        factor: factors.last().copied().unwrap_or(1.0).into(),
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-        original_max_position_embeddings: 8192,
-    };
-    let expected = divisors(&Rope { scaling: Some(scaling.clone()), ..rope.clone() });
-    let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-4 * expected.abs();
-    (factors.len() == expected.len() && factors.iter().zip(&expected).all(is_close)).then_some(scaling)
+    [4.0, 1.0].into_iter().find_map(|high_freq_factor| {
+        let scaling = RopeScaling::Llama3 {
+            factor: factors.last().copied().unwrap_or(1.0).into(),
+            low_freq_factor: 1.0,
+            high_freq_factor,
+            original_max_position_embeddings: 8192,
+        };
+        let expected = divisors(&Rope { scaling: Some(scaling.clone()), ..rope.clone() });
+        let is_close = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-4 * expected.abs();
+        (factors.len() == expected.len() && factors.iter().zip(&expected).all(is_close)).then_some(scaling)
+    })
 }
 
 /// Phi 3's; `None` without the length of the original context.

@@ -18,24 +18,28 @@ pub(super) fn keys(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, P
     let count = |value: usize| Value::U32(value as u32);
     let biased = config.blocks.iter().flat_map(|block| &block.sites).any(|site| site.has_bias);
     let rope = &config.ropes[0];
-    if rope.pairs != RopePairs::Neighbours {
+    // Those of MiniCPM 3 are none in the cache.
+    let is_split = config.family().gguf.splits_latents;
+    if is_split && rope.pairs != RopePairs::Neighbours {
         return refused(config, "`rope_interleave` = false");
     }
     if biased {
         return refused(config, "biases of attention");
     }
     // It goes by the number of layers: V2-Lite has 27.
+    if latent.queries.is_none() && !is_split {
+        return refused(config, "queries without a latent");
+    }
     if latent.queries.is_none() && ![26, 27].contains(&config.num_layers()) {
         return refused(config, "queries without a latent in other than 26 or 27 layers");
     }
     let [of_queries, of_keys] = LATENT_RANKS.map(|(_, key)| key);
-    let mut keys = vec![
-        (of_keys, count(latent.rank)),
-        (KEY_WIDTHS[0], count(attention.heads.head_dim)),
-        (KEY_WIDTHS[1], count(latent.value_dim)),
-        ("vocab_size", count(config.vocab_size)),
-    ];
+    let mut keys = vec![(of_keys, count(latent.rank)), ("vocab_size", count(config.vocab_size))];
     keys.extend(latent.queries.map(|(_, rank)| (of_queries, count(rank))));
+    if !is_split {
+        return Ok(keys);
+    }
+    keys.extend(KEY_WIDTHS.into_iter().zip([attention.heads.head_dim, latent.value_dim].map(count)));
     if config.blocks.iter().all(|block| block.mixture().is_none()) {
         let width = config.blocks[0].gated().map_or(0, |Gated { intermediate_size, .. }| *intermediate_size);
         keys.push((DENSE_LAYERS, count(config.num_layers())));

@@ -1,7 +1,7 @@
 //! A model's shape and tensors as llama.cpp names them.
 
 use super::file::{list, refused, text};
-use super::{FileType, gemma4, latent};
+use super::{FileType, gemma3n, gemma4, latent};
 use crate::schema::Problem;
 use crate::spec::family::{Arrangement, GgufWindows, NoRope, OwnRopes, Router, Scales};
 use crate::spec::gguf::{self, Order};
@@ -71,12 +71,16 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
     let conv = config.blocks.iter().find_map(Block::short_conv);
     let kv_heads = |block: &Block| match block.attention() {
         // The cache has one for all.
-        Some(attention) if attention.latent().is_some() => Some(1),
+        Some(attention) if attention.latent().is_some() && family.gguf.splits_latents => Some(1),
         Some(attention) => Some(attention.heads.num_kv_heads),
         // Says which layers have convolutions or states.
         None => block.delta_net().is_none().then_some(0),
     };
-    let of_latent = attention.and_then(Attention::latent).map(|latent| [latent.rank + latent.num_turning, latent.rank]);
+    let of_latent = attention.and_then(|attention| {
+        let latent = attention.latent()?;
+        let of_cache = [latent.rank + latent.num_turning, latent.rank];
+        Some(if family.gguf.splits_latents { of_cache } else { [attention.heads.head_dim, latent.value_dim] })
+    });
     let [key_width, value_width] = of_latent.unwrap_or([rope.head_dim; 2]).map(count);
     let num_kv_heads: Vec<usize> = config.blocks.iter().filter_map(kv_heads).collect();
     let mut keys = vec![
@@ -127,6 +131,7 @@ pub(super) fn shape(config: &ModelConfig, dtype: FileType) -> Result<Vec<(String
     keys.extend(experts(config)?);
     keys.extend(windows_and_caps(config)?);
     keys.extend(gemma4::keys(config)?);
+    keys.extend(gemma3n::keys(config)?);
     keys.extend(multipliers(config));
     check_ropes(config)?;
     check_implied(config)?;
@@ -193,6 +198,10 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         && config.blocks[0].attention().is_some_and(|it| it.heads.query_width() != config.hidden_size)
     {
         "heads that are not as wide together as the model"
+    } else if config.family().scales == Scales::Depth && !has_usual_depth(config) {
+        "this `scale_emb`, `scale_depth` or `dim_model_base`"
+    } else if config.post_norm_eps.is_some_and(|eps| (eps * 1e8 - 1.0).abs() > 1e-6) {
+        "this `post_norm_eps`"
     } else if config.blocks[0].attention().is_some_and(|it| it.norms_by_head().is_some()) {
         let problem = Problem::new("GGUF files with LayerNorms of heads are not written here");
         return Err(problem.hint("merge into a folder: --out DIR"));
@@ -208,6 +217,15 @@ fn check_implied(config: &ModelConfig) -> Result<(), Problem> {
         return Ok(());
     };
     refused(config, what)
+}
+
+/// Whether the factors are those of the published `MiniCPM` 3.
+#[expect(clippy::cast_precision_loss, reason = "a width and a number of layers")]
+fn has_usual_depth(config: &ModelConfig) -> bool {
+    let of_outputs = 1.4 / (config.num_layers() as f64).sqrt();
+    let found = [config.embedding_scale, config.blocks[0].sublayers[0].output_scale, Some(config.logit_divisor)];
+    let usual = [12.0, of_outputs, config.hidden_size as f64 / 256.0];
+    found.into_iter().zip(usual).all(|(found, usual)| (found.unwrap_or(1.0) / usual - 1.0).abs() < 1e-6)
 }
 
 fn shares_keys(config: &ModelConfig) -> bool {
@@ -302,6 +320,9 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     let dense = config.blocks.iter().take_while(|block| block.mixture().is_none()).count();
     let is_sum = !matches!(mixture.probabilities, Probabilities::OfAll | Probabilities::Sigmoids);
     let is_one_each = config.family().arrangement == Arrangement::OneEach;
+    if config.family().has_chunks() {
+        return of_chunked(config, mixture);
+    }
     if !is_one_each && mixtures.len() + router.and(Some(dense)).unwrap_or(0) < config.num_layers() {
         return refused(config, "layers without experts");
     }
@@ -321,6 +342,39 @@ fn experts(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, Problem> 
     let of_router = router.map(|router| of_router(config, mixture, (router, dense))).transpose()?;
     let keys = keys.into_iter().map(|(key, value)| (key, Value::U32(value as u32)));
     Ok(keys.chain(of_router.into_iter().flatten()).collect())
+}
+
+/// The same of Llama 4, and what goes without saying in its attention.
+///
+/// # Errors
+/// What llama.cpp computes otherwise, whatever the file says.
+#[expect(clippy::cast_possible_truncation, reason = "counts below 2^32")]
+fn of_chunked(config: &ModelConfig, mixture: &Mixture) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let step = config.blocks.iter().take_while(|block| block.mixture().is_none()).count() + 1;
+    let is_mixture = |layer: usize| (layer + 1).is_multiple_of(step);
+    let attentions = || config.blocks.iter().filter_map(Block::attention);
+    // They go by the number of experts.
+    let has_norms = mixture.experts.len() != 128;
+    let what = if config.blocks.iter().enumerate().any(|(layer, block)| block.mixture().is_some() != is_mixture(layer))
+    {
+        "mixtures in other layers than every so many"
+    } else if attentions().any(|it| it.heads.chunk != it.rope.map(|_| gguf::CHUNK)) {
+        "an `attention_chunk_size` other than 8192"
+    } else if attentions().any(|it| it.query_growth != it.rope.is_none().then_some(gguf::QUERY_GROWTH)) {
+        "this `floor_scale` or `attn_scale`"
+    } else if attentions().any(|it| it.query_key_norms.is_some() != (has_norms && it.rope.is_some())) {
+        "this `use_qk_norm`"
+    } else {
+        let width = mixture.experts[0].intermediate_size;
+        let counts = [
+            ("expert_count", mixture.experts.len()),
+            ("expert_used_count", mixture.num_per_token),
+            ("expert_feed_forward_length", width),
+            (gguf::MIXTURE_STEP, step),
+        ];
+        return Ok(counts.map(|(key, count)| (key, Value::U32(count as u32))).into());
+    };
+    refused(config, what)
 }
 
 /// What a router has beside its probabilities, and the `dense` layers before the first mixture.
@@ -359,7 +413,7 @@ fn of_router(
     keys.extend(num_shared.map(|num_shared| ("expert_shared_count", count(num_shared))));
     // ERNIE 4.5's could be every so many layers.
     let is_ernie = router.sigmoid.is_none() && router.groups.is_none();
-    keys.extend(is_ernie.then(|| ("interleave_moe_layer_step", count(1))));
+    keys.extend(is_ernie.then(|| (gguf::MIXTURE_STEP, count(1))));
     if has_factor {
         keys.extend(gguf::EXPERT_WEIGHTS.into_iter().zip([Value::F32(factor as f32), Value::Bool(is_sum)]));
     }
@@ -372,7 +426,7 @@ fn of_router(
 /// The multipliers of Granite and of Cohere.
 #[expect(clippy::cast_possible_truncation, reason = "the file has f32")]
 fn multipliers(config: &ModelConfig) -> Vec<(&'static str, Value)> {
-    if config.family().scales == Scales::Logits {
+    if [Scales::Logits, Scales::Normed].contains(&config.family().scales) {
         return vec![(gguf::LOGIT_SCALE, Value::F32((1.0 / config.logit_divisor) as f32))];
     }
     if config.family().scales != Scales::Multipliers {
@@ -413,11 +467,12 @@ fn check_ropes(config: &ModelConfig) -> Result<(), Problem> {
     let has_window = |block: &Block| block.attention().is_some_and(|it| it.heads.window.is_some());
     let expected = |layer: usize| match family.no_rope {
         NoRope::LastOf(every) => !(layer + 1).is_multiple_of(every),
-        NoRope::Full => has_window(&config.blocks[layer]),
+        NoRope::Bases if !family.is_muse() => has_rope(&config.blocks[layer]),
+        NoRope::Full | NoRope::Bases => has_window(&config.blocks[layer]),
         NoRope::FullUnlessNull => has_window(&config.blocks[layer]) || !config.blocks.iter().any(has_window),
         NoRope::All => config.blocks[layer].attention().is_none(),
         NoRope::UnlessNamed => has_rope(&config.blocks[layer]),
-        NoRope::Never | NoRope::Bases => true,
+        NoRope::Never => true,
     };
     if config.blocks.iter().enumerate().all(|(layer, block)| has_rope(block) == expected(layer)) {
         return Ok(());
@@ -438,6 +493,9 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     let family = config.family();
     let implied = gguf::implied(family, config.num_layers(), config.hidden_size, num_heads, head_dim);
     let window = first.heads.window;
+    if family.gguf.windows == GgufWindows::Listed {
+        return listed_windows(config, &attentions);
+    }
     let Some(implied) = implied else {
         let is_lost = matches!(family.gguf.windows, GgufWindows::OfLayers { .. }) && window.is_some();
         return if is_lost { refused(config, "windows in other than 64 layers") } else { Ok(Vec::new()) };
@@ -468,12 +526,31 @@ fn windows_and_caps(config: &ModelConfig) -> Result<Vec<(&'static str, Value)>, 
     Ok(caps.chain(window).chain(local).collect())
 }
 
+/// The same where a file says which layers have a window, and which a rotary embedding.
+#[expect(clippy::cast_possible_truncation, reason = "the file has f32, and counts below 2^32")]
+fn listed_windows(config: &ModelConfig, attentions: &[&Attention]) -> Result<Vec<(&'static str, Value)>, Problem> {
+    let Some(window) = attentions.iter().find_map(|attention| attention.heads.window) else {
+        return refused(config, "no window");
+    };
+    let of_layers = |has: fn(&Attention) -> bool| list(List::Bool(attentions.iter().map(|it| has(it)).collect()));
+    let mut keys = vec![
+        (gguf::WINDOW, Value::U32(window as u32)),
+        (gguf::WINDOW_PATTERN, of_layers(|attention| attention.heads.window.is_some())),
+    ];
+    if !config.family().is_muse() && attentions.iter().any(|attention| attention.rope.is_none()) {
+        keys.push((gguf::ROPE_PATTERN, of_layers(|attention| attention.rope.is_some())));
+    }
+    keys.extend(config.logit_soft_cap.map(|cap| ("final_logit_softcapping", Value::F32(cap as f32))));
+    Ok(keys)
+}
+
 /// What to say of a model whose windows get lost: llama.cpp computes those of Gemma and gpt-oss alone, whatever a file says.
 #[must_use]
 pub fn lost_windows(config: &ModelConfig) -> Option<String> {
     let family = config.family();
-    if matches!(family.gguf.windows, GgufWindows::AllButEvery { .. } | GgufWindows::OfLayers { .. })
+    if !matches!(family.gguf.windows, GgufWindows::Never | GgufWindows::Everywhere)
         || family.is_gemma4()
+        || family.is_gemma3n()
     {
         return None;
     }

@@ -159,7 +159,8 @@ impl FileType {
 }
 
 /// What remains in `f32`: what chooses among experts, and convolutions.
-const IN_F32: [&str; 3] = [".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv."];
+const IN_F32: [&str; 5] =
+    [".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv.", ".altup_correct_coef.", ".altup_predict_coef."];
 /// Parts of names of matrices that no file has in blocks.
 const NEVER: [&str; 4] = ["_norm.weight", "altup", "laurel", "per_layer_model_proj"];
 
