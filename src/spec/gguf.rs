@@ -276,6 +276,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     let family = families(architecture).next().ok_or_else(|| unknown_architecture(file, architecture))?;
     let key = |name: &str| format!("{architecture}.{name}");
     let has_experts = file.integer(&key("expert_count"))?.is_some_and(|count| count > 0);
+    if has_experts && families(architecture).all(|family| family.experts.is_none()) {
+        return Err(unsupported(file, &key("expert_count"), file.integer(&key("expert_count"))?.unwrap_or(0), 0));
+    }
     let family = of_like(file, &key, has_experts)?.unwrap_or(family);
     let is_latent = matches!(family.attention_extra, AttentionExtra::Latent(_));
     let [is_partial, is_gemma4] = [family.partial_rotary_factor.is_some(), family.is_gemma4()];

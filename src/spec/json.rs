@@ -422,8 +422,10 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     }
     // Those of all published Seed-OSS and Starcoder 2 are 0.1, and one of Phi-2's.
     let are_ignored = matches!(family.model_type, "seed_oss" | "starcoder2" | "phi");
-    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"].into_iter().filter(|_| !are_ignored)
-    {
+    // In HyperCLOVA X transformers uses the first alone.
+    let is_used = |key: &&str| family.model_type != "hyperclovax" || *key == "attention_dropout";
+    let keys = ["attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"].into_iter();
+    for key in keys.filter(is_used).filter(|_| !are_ignored) {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
     json.only("clip_qkv", "null", |_| false);

@@ -162,12 +162,14 @@ fn llama3(factors: &[f32], rope: &Rope) -> Option<RopeScaling> {
     })
 }
 
-/// Phi 3's; `None` without the length of the original context.
+/// Phi 3's.
 fn longrope(file: &GgufFile, architecture: &str, factors: [&[f32]; 2]) -> Result<Option<RopeScaling>, Problem> {
     let [long_factor, short_factor] = factors.map(|factors| factors.iter().copied().map(decimal).collect());
     let attention_factor = file.number(&format!("{architecture}.rope.scaling.attn_factor")).unwrap_or(1.0);
     let original = file.integer(&format!("{architecture}.rope.scaling.original_context_length"))?;
-    let original = original.and_then(|original| usize::try_from(original).ok());
+    // The converter leaves it out for MiniCPM 3, whose two lengths are the same.
+    let longest = file.integer(&format!("{architecture}.context_length"))?;
+    let original = original.or(longest).and_then(|original| usize::try_from(original).ok());
     Ok(original.map(|original_max_position_embeddings| RopeScaling::LongRope {
         short_factor,
         long_factor,

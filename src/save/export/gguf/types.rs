@@ -67,7 +67,7 @@ impl FileType {
         has_imatrix: bool,
     ) -> Result<Chosen, Problem> {
         let main = self.facts().1;
-        if self == Self::Mxfp4 && tensors.iter().all(|tensor| tensor.shape.len() < 3) {
+        if self == Self::Mxfp4 && !tensors.iter().any(|tensor| tensor.name.contains("_exps.")) {
             let problem =
                 Problem::new("mxfp4 is for mixtures: llama.cpp gives it to experts alone, and this model has none");
             return Err(problem.hint("of 4 bits there are q4_k_m and nvfp4 as well"));
