@@ -114,15 +114,18 @@ impl Properties for Cuda {
     }
 
     fn attention_backward_numbers(&self, heads: Heads, dtype: Dtype) -> usize {
-        if !has_attention(heads, dtype.into()) {
+        let Some(wide) = attention_heads(heads, dtype.into()) else {
             return self.0.attention_backward_numbers(heads, dtype);
-        }
+        };
         // The gradients of the output, queries, keys and values; in `f32` the row sums.
-        2 * heads.query_width() + 2 * heads.key_value_width() + 2 * heads.num_heads
+        let numbers = 2 * heads.query_width() + 2 * heads.key_value_width() + 2 * heads.num_heads;
+        // The same and what they are gradients of, with zeros behind.
+        let widened = 4 * wide.query_width() + 4 * wide.key_value_width();
+        if wide == heads { numbers } else { numbers + widened }
     }
 
     fn score_bytes(&self, rows: [usize; 2], heads: Heads, dtype: Dtype) -> usize {
-        if has_attention(heads, dtype.into()) { 0 } else { self.0.score_bytes(rows, heads, dtype) }
+        if attention_heads(heads, dtype.into()).is_some() { 0 } else { self.0.score_bytes(rows, heads, dtype) }
     }
 
     /// Sums of the gradient's product with B, in `f32`.
@@ -193,9 +196,13 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
 }
 
-/// Whether kernels compute attention with such heads.
-fn has_attention(heads: Heads, dtype: DType) -> bool {
-    is_half(dtype) && matches!(heads.head_dim, 32 | 64 | 96 | 128 | 256) && check::is_on(Kernel::Attention)
+/// Widths of heads that kernels compute attention with.
+const HEAD_DIMS: [usize; 5] = [32, 64, 96, 128, 256];
+
+/// The heads with which kernels compute attention, if they do: others have zeros behind (of 80 and of 192).
+fn attention_heads(heads: Heads, dtype: DType) -> Option<Heads> {
+    let head_dim = HEAD_DIMS.into_iter().find(|head_dim| *head_dim >= heads.head_dim)?;
+    (is_half(dtype) && check::is_on(Kernel::Attention)).then_some(Heads { head_dim, ..heads })
 }
 
 /// Into how many parts the query heads that share keys are split, each of which sums gradients of keys and values by itself, so that

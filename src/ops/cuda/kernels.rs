@@ -37,7 +37,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::{self, KernelState};
 use super::table::{self, Kernel};
-use super::{Cuda, MOST_RANK, has_activation, has_attention, has_cached_attention, has_delta_rule, is_half, ptx};
+use super::{Cuda, MOST_RANK, attention_heads, has_activation, has_cached_attention, has_delta_rule, is_half, ptx};
 use crate::ops::cpu::{Draw, Drawn};
 use crate::ops::custom::device_of;
 use crate::ops::experts::Experts;
@@ -335,18 +335,16 @@ impl Norms for Cuda {
 
 impl Attention for Cuda {
     fn attention(&self, inputs: AttentionInputs<'_>) -> Attended {
-        if has_attention(inputs.heads, inputs.qkv[0].dtype()) {
-            attention::forward(inputs)
-        } else {
-            self.0.attention(inputs)
+        match attention_heads(inputs.heads, inputs.qkv[0].dtype()) {
+            Some(wide) => attention::forward(inputs, wide),
+            None => self.0.attention(inputs),
         }
     }
 
     fn attention_backward(&self, d_o: &Tensor<2>, attended: &Attended, inputs: AttentionInputs<'_>) -> [Tensor<2>; 3] {
-        if has_attention(inputs.heads, inputs.qkv[0].dtype()) {
-            attention::backward(d_o, attended, inputs)
-        } else {
-            self.0.attention_backward(d_o, attended, inputs)
+        match attention_heads(inputs.heads, inputs.qkv[0].dtype()) {
+            Some(wide) => attention::backward(d_o, attended, inputs, wide),
+            None => self.0.attention_backward(d_o, attended, inputs),
         }
     }
 

@@ -71,8 +71,50 @@ fn small_tiles(head_dim: usize, q: &CubeTensor) -> Option<(&'static str, Tiles, 
     ))
 }
 
-/// [`attention`](crate::ops::attention::attention) of 16 bits; log-sum-exps are `[num_heads, tokens]`.
-pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>) -> Attended {
+/// `x` with heads of another width: with zeros behind, or without these.
+fn with_heads(x: &Tensor<2>, [from, to]: [usize; 2]) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    if from == to {
+        return x.clone();
+    }
+    let num_heads = width / from;
+    let by_head = x.clone().reshape([tokens, num_heads, from]);
+    let by_head = if to < from {
+        by_head.narrow(2, 0, to)
+    } else {
+        let zeros = Tensor::zeros([tokens, num_heads, to - from], (&x.device(), x.dtype()));
+        Tensor::cat(vec![by_head, zeros], 2)
+    };
+    by_head.reshape([tokens, num_heads * to])
+}
+
+/// [`attention`](crate::ops::attention::attention) of 16 bits by heads of `wide`; log-sum-exps are `[num_heads, tokens]`.
+pub(super) fn forward(inputs: AttentionInputs<'_>, wide: Heads) -> Attended {
+    let widths = [inputs.heads.head_dim, wide.head_dim];
+    let qkv = inputs.qkv.map(|x| with_heads(x, widths));
+    let attended = forward_by(AttentionInputs { qkv: qkv.each_ref(), heads: wide, ..inputs });
+    Attended { o: with_heads(&attended.o, [widths[1], widths[0]]), ..attended }
+}
+
+/// [`attention_backward`](crate::ops::attention::attention_backward) of what [`forward`] has made.
+pub(super) fn backward(
+    d_o: &Tensor<2>,
+    attended: &Attended,
+    inputs: AttentionInputs<'_>,
+    wide: Heads,
+) -> [Tensor<2>; 3] {
+    let widths = [inputs.heads.head_dim, wide.head_dim];
+    let qkv = inputs.qkv.map(|x| with_heads(x, widths));
+    let [d_o, o] = [d_o, &attended.o].map(|x| with_heads(x, widths));
+    let grads = backward_by(
+        &d_o,
+        &Attended { o, ..attended.clone() },
+        AttentionInputs { qkv: qkv.each_ref(), heads: wide, ..inputs },
+    );
+    grads.map(|grad| with_heads(&grad, [widths[1], widths[0]]))
+}
+
+fn forward_by(AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>) -> Attended {
     let [tokens, width] = q.dims();
     let outputs = [spec(q.dtype(), [tokens, width]), spec(DType::F32, [heads.num_heads * tokens])];
     let spans = layout.spans(heads.window, &q.device());
@@ -92,8 +134,7 @@ pub(super) fn forward(AttentionInputs { qkv: [q, k, v], layout, heads }: Attenti
     Attended { o: Tensor::from_dispatch(o), lse: Tensor::from_dispatch(lse), order: LseOrder::ByHead }
 }
 
-/// [`attention_backward`](crate::ops::attention::attention_backward) of what [`forward`] has made.
-pub(super) fn backward(
+fn backward_by(
     d_o: &Tensor<2>,
     attended: &Attended,
     AttentionInputs { qkv: [q, k, v], layout, heads }: AttentionInputs<'_>,
