@@ -12,6 +12,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::plain::attention::chunk::QueryChunk;
 use super::plain::delta_rule::chunks::Chunks;
+use super::plain::state_space::along::StateChunks;
 use crate::spec::{Heads, RopePairs};
 
 pub use blocks::Blocks;
@@ -144,6 +145,8 @@ pub struct Layout {
     chunks: Made<(Heads, Arc<[QueryChunk]>)>,
     /// For the delta rule in plain tensor calls.
     delta_chunks: OnceLock<Arc<Chunks>>,
+    /// For state spaces, likewise.
+    state_chunks: OnceLock<Arc<StateChunks>>,
     /// For kernels of GPUs.
     chunk_table: OnceLock<ChunkTable>,
     /// For short convolutions in plain tensor calls.
@@ -199,7 +202,7 @@ impl Layout {
     pub fn new(rows: usize, documents: Vec<(usize, usize)>, positions: Vec<u32>, tables: Arc<[RotaryTable]>) -> Self {
         let row_length = positions.len() / rows.max(1);
         let (angles, turns) = (vec![OnceLock::new(); tables.len()], vec![OnceLock::new(); tables.len()]);
-        let (chunks, delta_chunks, chunk_table, within, spans, cut) = Default::default();
+        let (chunks, delta_chunks, state_chunks, chunk_table, within, spans, cut) = Default::default();
         Self {
             rows,
             row_length,
@@ -211,6 +214,7 @@ impl Layout {
             turns,
             chunks,
             delta_chunks,
+            state_chunks,
             chunk_table,
             within,
             spans,
@@ -315,6 +319,12 @@ impl Layout {
     pub(super) fn delta_chunks(&self, device: &Device) -> Arc<Chunks> {
         let make = || Arc::new(Chunks::new(self.positions.len(), &self.documents, device));
         Arc::clone(self.delta_chunks.get_or_init(make))
+    }
+
+    /// The chunks in which plain tensor calls compute state spaces, likewise.
+    pub(super) fn state_chunks(&self, device: &Device) -> Arc<StateChunks> {
+        let make = || Arc::new(StateChunks::new(self.positions.len(), &self.documents, device));
+        Arc::clone(self.state_chunks.get_or_init(make))
     }
 
     /// The chunks of so many tokens in which kernels of GPUs compute the delta rule, likewise; all ask for one length.

@@ -73,9 +73,10 @@ mod tests {
     use crate::ops::place::place_of;
 
     const HEADS: StateHeads = StateHeads { num_heads: 4, num_groups: 2, head_dim: 6, state_dim: 10 };
-    /// Lengths that are no multiples of a chunk, one of a chunk, of one token, and tokens in no document at the end.
-    const DOCUMENTS: [(usize, usize); 4] = [(0, 150), (150, 1), (151, 64), (215, 70)];
-    const TOKENS: usize = 290;
+    /// Lengths that are no multiples of a chunk, one of a chunk, of one token, of more chunks than one product has, and tokens in no
+    /// document at the end.
+    const DOCUMENTS: [(usize, usize); 4] = [(0, 150), (150, 1), (151, 64), (215, 4300)];
+    const TOKENS: usize = 4520;
 
     struct Fixture {
         xbc: Tensor<2>,
@@ -92,8 +93,8 @@ mod tests {
         let xbc = random(HEADS.xbc_width(), -1.0, 1.0);
         let gates = StateGates { decay: random(4, -0.3, 0.0), strength: random(4, 0.0, 1.0) };
         let dy = random(HEADS.inner_width(), -1.0, 1.0);
-        let zeros = dy.clone().narrow(0, 285, 5).zeros_like();
-        Fixture { xbc, gates, dy: dy.slice_assign([285..TOKENS, 0..HEADS.inner_width()], zeros) }
+        let zeros = dy.clone().narrow(0, 4515, 5).zeros_like();
+        Fixture { xbc, gates, dy: dy.slice_assign([4515..TOKENS, 0..HEADS.inner_width()], zeros) }
     }
 
     fn layout(documents: &[(usize, usize)], num_tokens: usize) -> Layout {

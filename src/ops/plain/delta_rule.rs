@@ -109,7 +109,7 @@ fn normed(x: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
 }
 
 /// Every key head as often as value heads share it.
-pub(super) fn repeated(x: Tensor<4>, group: usize) -> Tensor<4> {
+fn repeated(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [chunks, heads, len, width] = x.dims();
     if group == 1 {
         return x;
@@ -119,7 +119,7 @@ pub(super) fn repeated(x: Tensor<4>, group: usize) -> Tensor<4> {
 }
 
 /// The sum over the value heads that share a key head.
-pub(super) fn summed(x: Tensor<4>, group: usize) -> Tensor<4> {
+fn summed(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [chunks, heads, len, width] = x.dims();
     if group == 1 {
         return x;
@@ -158,10 +158,10 @@ impl Split {
         let part = |x: &Tensor<4>| of_step(x, step);
         let (q, k, strength) = (part(&self.q), part(&self.k), part(&self.strength));
         let sums = part(&self.decay).cumsum(1);
-        let last = sums.clone().narrow(1, chunks.len - 1, 1);
+        let last = sums.clone().narrow(1, chunks.rows.len - 1, 1);
         let difference = sums.clone() - sums.clone().swap_dims(1, 2);
         // Above the diagonal differences are positive, and may be large.
-        let decays = (difference * chunks.causal.clone()).exp() * chunks.causal.clone();
+        let decays = (difference * chunks.rows.causal.clone()).exp() * chunks.rows.causal.clone();
         let strong_decays = decays.clone() * strength.clone() * chunks.below.clone();
         let transposed = k.clone().swap_dims(1, 2);
         let system = matmul(&k, &transposed, products) * strong_decays.clone();
@@ -182,14 +182,14 @@ impl Split {
 }
 
 /// The part of a step, `[documents * heads, len, width]`.
-pub(super) fn of_step(x: &Tensor<4>, (first, count): (usize, usize)) -> Tensor<3> {
+fn of_step(x: &Tensor<4>, (first, count): (usize, usize)) -> Tensor<3> {
     let [_, heads, len, width] = x.dims();
     x.clone().narrow(0, first, count).reshape([count * heads, len, width])
 }
 
 /// `(I + system)^-1`; the system is below the diagonal.
 fn inverse(system: &Tensor<3>, chunks: &Chunks, products: F32Products) -> Tensor<3> {
-    let identity = (chunks.causal.clone() - chunks.below.clone()).expand(system.dims());
+    let identity = (chunks.rows.causal.clone() - chunks.below.clone()).expand(system.dims());
     let mut pairs = chunks.pairs.iter().map(|pairs| system.clone() * pairs.clone());
     let Some(first) = pairs.next() else { return identity };
     pairs.fold(identity - first, |inverse, between| {
@@ -216,7 +216,7 @@ impl Chunk {
 }
 
 /// The states of the documents that go on.
-pub(super) fn going_on(state: Tensor<3>, count: usize) -> Tensor<3> {
+fn going_on(state: Tensor<3>, count: usize) -> Tensor<3> {
     let [_, rows, columns] = state.dims();
     let has_ended = state.dims()[0] > count;
     if has_ended { state.slice([0..count, 0..rows, 0..columns]) } else { state }
@@ -245,7 +245,7 @@ pub(crate) fn plain_delta_rule(
         let chunk = split.chunk(step, &chunks, products);
         let written = chunk.written(&state, products);
         let o = chunk.output(&state, &written, products);
-        outputs.push(o.reshape([step.1, heads.num_value_heads, chunks.len, heads.value_head_dim]));
+        outputs.push(o.reshape([step.1, heads.num_value_heads, chunks.rows.len, heads.value_head_dim]));
         state = chunk.next_state(&state, &written, products);
     }
     let o = if outputs.is_empty() {
@@ -305,7 +305,7 @@ impl Chunk {
         let decay = d_sums.flip([1]).cumsum(1).flip([1]) + of_state.sum_dim(2);
         let state = d_state.clone() * self.whole.clone() + product(&transposed(&self.q), &asked)
             - product(&transposed(&self.k), &read);
-        debug_assert_eq!(chunks.len, self.q.dims()[1]);
+        debug_assert_eq!(chunks.rows.len, self.q.dims()[1]);
         ChunkGrads {
             q,
             k: of_row + of_column,
@@ -360,7 +360,7 @@ pub(crate) fn plain_delta_rule_backward(
         let found = chunk.backward(&d_o, &from_behind, [&before, &after], &written, &chunks, products);
         let by_head = |x: Tensor<3>| {
             let width = x.dims()[2];
-            x.reshape([step.1, num_value_heads, chunks.len, width])
+            x.reshape([step.1, num_value_heads, chunks.rows.len, width])
         };
         grads.push([found.q, found.k, found.v, found.decay, found.strength].map(by_head));
         d_state = Some(found.state);

@@ -1,13 +1,15 @@
-//! State spaces in plain tensor calls: a chunk of all heads and documents at a time.
+//! State spaces in plain tensor calls: all chunks at a time, then the states along them, then what is read of these.
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::delta_rule::chunks::{CHUNK_TOKENS, Chunks};
-use super::delta_rule::{going_on, of_step, repeated, summed};
+use self::along::{StateChunks, no_state};
+use super::delta_rule::chunks::CHUNK_TOKENS;
 use crate::device::Dtype;
 use crate::ops::layout::Layout;
 use crate::ops::product::{F32Products, matmul};
 use crate::spec::StateHeads;
+
+pub mod along;
 
 /// What a state space computes with.
 #[derive(Clone, Copy, Debug)]
@@ -80,83 +82,127 @@ pub(crate) fn plain_state_space_numbers(heads: StateHeads, dtype: Dtype) -> [usi
     [by_head, 2 * by_head + 2 * states + values + pairs + by_head].map(|numbers| numbers * in_f32)
 }
 
-/// All chunks, `[chunks, num_heads, len, width]`.
-struct Split {
-    x: Tensor<4>,
+/// All chunks. Rows of tokens are `[chunks, len, width]`, of heads `[chunks, num_heads, len, head_dim]`, and of groups, whose heads
+/// lie side by side, `[chunks, num_groups, len, width]`.
+struct Chunked {
+    heads: StateHeads,
+    products: F32Products,
+    /// Rows of tokens.
+    x: Tensor<3>,
+    /// `d x`.
+    written: Tensor<3>,
+    /// Of groups.
     b: Tensor<4>,
     c: Tensor<4>,
-    decay: Tensor<4>,
-    strength: Tensor<4>,
-}
-
-/// One chunk of some documents, `[documents * num_heads, len, width]`.
-struct Chunk {
-    x: Tensor<3>,
-    b: Tensor<3>,
-    c: Tensor<3>,
-    /// `d`, `[.., len, 1]`.
+    /// `d`, `exp(l)`, `exp(l_last - l)`, `[chunks, len, num_heads]`.
     strength: Tensor<3>,
-    /// `exp(l)`, `exp(l_last - l)`, `[.., len, 1]`, and `exp(l_last)`, `[.., 1, 1]`.
     from_start: Tensor<3>,
     to_end: Tensor<3>,
-    whole: Tensor<3>,
-    /// `exp(l_t - l_s)` up to the diagonal.
-    decays: Tensor<3>,
+    /// `l_last`, `[chunks, num_heads]`.
+    whole: Tensor<2>,
+    /// `exp(l_t - l_s)` up to the diagonal, `[chunks, num_groups, heads, len, len]`.
+    decays: Tensor<5>,
 }
 
-impl Split {
-    fn new(inputs: StateInputs<'_>, chunks: &Chunks) -> Self {
+/// Rows of tokens as those of so many heads or groups.
+fn split(x: &Tensor<3>, count: usize) -> Tensor<4> {
+    let [chunks, len, width] = x.dims();
+    x.clone().reshape([chunks, len, count, width / count]).swap_dims(1, 2)
+}
+
+/// The inverse of [`split`].
+fn joined(x: Tensor<4>) -> Tensor<3> {
+    let [chunks, count, len, width] = x.dims();
+    x.swap_dims(1, 2).reshape([chunks, len, count * width])
+}
+
+/// Rows of tokens times a number for every head.
+fn scaled(x: &Tensor<3>, by: &Tensor<3>) -> Tensor<3> {
+    let ([chunks, len, width], heads) = (x.dims(), by.dims()[2]);
+    let x = x.clone().reshape([chunks, len, heads, width / heads]) * by.clone().unsqueeze_dim(3);
+    x.reshape([chunks, len, width])
+}
+
+fn transposed(x: &Tensor<4>) -> Tensor<4> {
+    x.clone().swap_dims(2, 3)
+}
+
+impl Chunked {
+    fn new(inputs: StateInputs<'_>, chunks: &StateChunks, products: F32Products) -> Self {
         let StateInputs { xbc, gates, heads, .. } = inputs;
         let (inner, of_groups) = (heads.inner_width(), heads.num_groups * heads.state_dim);
-        let part = |first, width, heads| chunks.split(&xbc.clone().narrow(1, first, width), heads);
-        let [b, c] =
-            [0, 1].map(|which| repeated(part(inner + which * of_groups, of_groups, heads.num_groups), heads.group()));
-        let gate = |gate: &Tensor<2>| chunks.split(gate, heads.num_heads);
-        Self { x: part(0, inner, heads.num_heads), b, c, decay: gate(&gates.decay), strength: gate(&gates.strength) }
-    }
-
-    fn chunk(&self, step: (usize, usize), chunks: &Chunks) -> Chunk {
-        let part = |x: &Tensor<4>| of_step(x, step);
-        let sums = part(&self.decay).cumsum(1);
-        let last = sums.clone().narrow(1, chunks.len - 1, 1);
-        let difference = sums.clone() - sums.clone().swap_dims(1, 2);
-        Chunk {
-            x: part(&self.x),
-            b: part(&self.b),
-            c: part(&self.c),
-            strength: part(&self.strength),
+        let part = |first, width| chunks.rows.rows(&xbc.clone().narrow(1, first, width));
+        let [b, c] = [0, 1].map(|which| split(&part(inner + which * of_groups, of_groups), heads.num_groups));
+        let (x, strength) = (part(0, inner), chunks.rows.rows(&gates.strength));
+        let (count, len) = (chunks.rows.count, chunks.rows.len);
+        let sums = chunks.rows.rows(&gates.decay).cumsum(1);
+        let last = sums.clone().narrow(1, len - 1, 1);
+        let by_head: Tensor<3> = sums.clone().swap_dims(1, 2).reshape([count * heads.num_heads, len, 1]);
+        let causal = chunks.rows.causal.clone();
+        // Above the diagonal differences are positive, and may be large.
+        let difference = (by_head.clone() - by_head.swap_dims(1, 2)) * causal.clone();
+        let decays = difference.exp() * causal;
+        Self {
+            heads,
+            products,
+            written: scaled(&x, &strength),
+            x,
+            b,
+            c,
+            strength,
             from_start: sums.clone().exp(),
             to_end: (last.clone() - sums).exp(),
-            whole: last.exp(),
-            // Above the diagonal differences are positive, and may be large.
-            decays: (difference * chunks.causal.clone()).exp() * chunks.causal.clone(),
+            whole: last.reshape([count, heads.num_heads]),
+            decays: decays.reshape([count, heads.num_groups, heads.group(), len, len]),
         }
     }
-}
 
-fn transposed(x: &Tensor<3>) -> Tensor<3> {
-    x.clone().swap_dims(1, 2)
-}
-
-impl Chunk {
-    /// What is written: `d x`.
-    fn written(&self) -> Tensor<3> {
-        self.x.clone() * self.strength.clone()
+    fn product(&self, a: &Tensor<4>, b: &Tensor<4>) -> Tensor<4> {
+        matmul(a, b, self.products)
     }
 
-    /// `c_t b_s exp(l_t - l_s)` up to the diagonal.
-    fn weights(&self, products: F32Products) -> Tensor<3> {
-        matmul(&self.c, &transposed(&self.b), products) * self.decays.clone()
+    fn by_head(&self, x: &Tensor<3>) -> Tensor<4> {
+        split(x, self.heads.num_heads)
     }
 
-    fn output(&self, state: &Tensor<3>, products: F32Products) -> Tensor<3> {
-        matmul(&self.c, state, products) * self.from_start.clone()
-            + matmul(&self.weights(products), &self.written(), products)
+    fn by_group(&self, x: &Tensor<3>) -> Tensor<4> {
+        split(x, self.heads.num_groups)
     }
 
-    fn next_state(&self, state: &Tensor<3>, products: F32Products) -> Tensor<3> {
-        let keys = transposed(&(self.b.clone() * self.to_end.clone()));
-        state.clone() * self.whole.clone() + matmul(&keys, &self.written(), products)
+    /// `c_t b_s exp(l_t - l_s)` up to the diagonal, `[chunks, num_heads, len, len]`.
+    fn weights(&self) -> Tensor<4> {
+        let [chunks, _, _, len, _] = self.decays.dims();
+        let pairs = self.product(&self.c, &transposed(&self.b)).unsqueeze_dim::<5>(2);
+        (pairs * self.decays.clone()).reshape([chunks, self.heads.num_heads, len, len])
+    }
+
+    /// `[chunks, num_groups, state_dim, width]` as `[num_heads, chunks, state_len]`.
+    fn states_by_head(&self, states: Tensor<4>) -> Tensor<3> {
+        let StateHeads { num_heads, num_groups, head_dim, state_dim } = self.heads;
+        let chunks = states.dims()[0];
+        let states = states.reshape([chunks, num_groups, state_dim, self.heads.group(), head_dim]);
+        states.permute([1, 3, 0, 2, 4]).reshape([num_heads, chunks, state_dim * head_dim])
+    }
+
+    /// The inverse of [`states_by_head`](Self::states_by_head).
+    fn states_by_group(&self, states: Tensor<3>) -> Tensor<4> {
+        let StateHeads { num_groups, head_dim, state_dim, .. } = self.heads;
+        let (chunks, group) = (states.dims()[1], self.heads.group());
+        let states = states.reshape([num_groups, group, chunks, state_dim, head_dim]);
+        states.permute([2, 0, 3, 1, 4]).reshape([chunks, num_groups, state_dim, group * head_dim])
+    }
+
+    /// The states after all chunks.
+    fn states(&self, chunks: &StateChunks, first: Tensor<3>) -> Tensor<3> {
+        let to_end = self.by_group(&scaled(&self.written, &self.to_end));
+        let written = self.states_by_head(self.product(&transposed(&self.b), &to_end));
+        chunks.states(&written, &self.whole, first, self.products)
+    }
+
+    /// Rows of tokens, from [`weights`](Self::weights) and the states before all chunks.
+    fn output(&self, weights: &Tensor<4>, before: &Tensor<4>) -> Tensor<3> {
+        let of_chunk = joined(self.product(weights, &self.by_head(&self.written)));
+        scaled(&joined(self.product(&self.c, before)), &self.from_start) + of_chunk
     }
 }
 
@@ -168,70 +214,25 @@ pub(crate) fn plain_state_space(
     state: Option<Tensor<3>>,
 ) -> (Tensor<2>, Option<Tensor<3>>) {
     let (heads, device) = (inputs.heads, inputs.xbc.device());
-    let chunks = inputs.layout.delta_chunks(&device);
-    let split = Split::new(inputs, &chunks);
+    let chunks = inputs.layout.state_chunks(&device);
+    if chunks.rows.count == 0 {
+        return (Tensor::zeros([inputs.xbc.dims()[0], heads.inner_width()], (&device, inputs.xbc.dtype())), state);
+    }
+    let chunked = Chunked::new(inputs, &chunks, products);
     let has_state = state.is_some();
-    let mut state = state.unwrap_or_else(|| zero_state(inputs, &chunks));
-    let mut outputs = Vec::with_capacity(chunks.counts.len());
-    for step in chunks.steps() {
-        state = going_on(state, step.1 * heads.num_heads);
-        let chunk = split.chunk(step, &chunks);
-        let y = chunk.output(&state, products);
-        outputs.push(y.reshape([step.1, heads.num_heads, chunks.len, heads.head_dim]));
-        state = chunk.next_state(&state, products);
-    }
-    let y = if outputs.is_empty() {
-        Tensor::zeros([inputs.xbc.dims()[0], heads.inner_width()], (&device, DType::F32))
-    } else {
-        chunks.join(Tensor::cat(outputs, 0))
+    let first = match state {
+        Some(state) => state.reshape([heads.num_heads, 1, heads.state_len()]),
+        None => no_state(heads.num_heads, heads.state_len(), &device),
     };
-    (y.cast(inputs.xbc.dtype()), has_state.then_some(state))
-}
-
-fn zero_state(StateInputs { xbc, heads, .. }: StateInputs<'_>, chunks: &Chunks) -> Tensor<3> {
-    let count = chunks.counts.first().copied().unwrap_or(0) * heads.num_heads;
-    Tensor::zeros([count, heads.state_dim, heads.head_dim], (&xbc.device(), DType::F32))
-}
-
-/// Gradients of a chunk.
-struct ChunkGrads {
-    x: Tensor<3>,
-    b: Tensor<3>,
-    c: Tensor<3>,
-    decay: Tensor<3>,
-    strength: Tensor<3>,
-    /// Of the state before.
-    state: Tensor<3>,
-}
-
-impl Chunk {
-    /// From the gradients of the output and of the state after it; `before` is the state before.
-    fn backward(&self, dy: &Tensor<3>, d_state: &Tensor<3>, before: &Tensor<3>, products: F32Products) -> ChunkGrads {
-        let product = |a: &Tensor<3>, b: &Tensor<3>| matmul(a, b, products);
-        let (written, weights) = (self.written(), self.weights(products));
-        let d_written = product(&transposed(&weights), dy) + product(&self.b, d_state) * self.to_end.clone();
-        let d_weights = product(dy, &transposed(&written)) * self.decays.clone();
-        let asked = dy.clone() * self.from_start.clone();
-        let c = product(&d_weights, &self.b) + product(&asked, &transposed(before));
-        let b =
-            product(&transposed(&d_weights), &self.c) + product(&written, &transposed(d_state)) * self.to_end.clone();
-        // Decays multiply what is read in their rows, and divide what is written in their columns.
-        let d_sums = (self.c.clone() * c.clone()).sum_dim(2) - (self.b.clone() * b.clone()).sum_dim(2);
-        // The last sum also decays all of the state, and what is written until it.
-        let after = self.next_state(before, products);
-        let [batch, rows, columns] = after.dims();
-        let of_state = (after * d_state.clone()).reshape([batch, 1, rows * columns]).sum_dim(2);
-        // Sums from a token on.
-        let decay = d_sums.flip([1]).cumsum(1).flip([1]) + of_state;
-        ChunkGrads {
-            x: d_written.clone() * self.strength.clone(),
-            strength: (d_written * self.x.clone()).sum_dim(2),
-            b,
-            c,
-            decay,
-            state: d_state.clone() * self.whole.clone() + product(&transposed(&self.c), &asked),
-        }
-    }
+    let after = chunked.states(&chunks, first.clone());
+    let last = has_state.then(|| {
+        let last = after.clone().narrow(1, chunks.rows.count - 1, 1);
+        last.reshape([heads.num_heads, heads.state_dim, heads.head_dim])
+    });
+    let before = chunked.states_by_group(chunks.before(&after, first));
+    drop(after);
+    let y = chunked.output(&chunked.weights(), &before);
+    (chunks.rows.tokens(y).cast(inputs.xbc.dtype()), last)
 }
 
 pub(crate) fn plain_state_space_backward(
@@ -239,41 +240,53 @@ pub(crate) fn plain_state_space_backward(
     dy: &Tensor<2>,
     inputs: StateInputs<'_>,
 ) -> (Tensor<2>, StateGates<Tensor<2>>) {
-    let (heads, chunks) = (inputs.heads, inputs.layout.delta_chunks(&inputs.xbc.device()));
-    let steps = chunks.steps();
-    if steps.is_empty() {
+    let (heads, device) = (inputs.heads, inputs.xbc.device());
+    let chunks = inputs.layout.state_chunks(&device);
+    if chunks.rows.count == 0 {
         let StateGates { decay, strength } = inputs.gates;
         let zeros = StateGates { decay: decay.zeros_like(), strength: strength.zeros_like() };
         return (inputs.xbc.zeros_like(), zeros);
     }
-    let split = Split::new(inputs, &chunks);
-    let mut states = Vec::with_capacity(steps.len());
-    let mut state = zero_state(inputs, &chunks);
-    for step in &steps {
-        state = going_on(state, step.1 * heads.num_heads);
-        let next = split.chunk(*step, &chunks).next_state(&state, products);
-        states.push(std::mem::replace(&mut state, next));
-    }
-    let dy = chunks.split(dy, heads.num_heads);
-    let mut d_state = state.zeros_like();
-    let mut grads: Vec<[Tensor<4>; 5]> = Vec::with_capacity(steps.len());
-    for (step, before) in steps.iter().zip(states).rev() {
-        let missing = before.dims()[0] - d_state.dims()[0];
-        if missing > 0 {
-            // Documents that end here.
-            let zeros = before.zeros_like().narrow(0, 0, missing);
-            d_state = Tensor::cat(vec![d_state, zeros], 0);
-        }
-        let of_chunk = split.chunk(*step, &chunks).backward(&of_step(&dy, *step), &d_state, &before, products);
-        let ChunkGrads { x, b, c, decay, strength, state } = of_chunk;
-        d_state = state;
-        grads.push([x, b, c, decay, strength].map(|grad| {
-            let [_, len, width] = grad.dims();
-            grad.reshape([step.1, heads.num_heads, len, width])
-        }));
-    }
-    let all = |which: usize| Tensor::cat(grads.iter().rev().map(|grads| grads[which].clone()).collect(), 0);
-    let [dx, db, dc] = [all(0), summed(all(1), heads.group()), summed(all(2), heads.group())].map(|x| chunks.join(x));
-    let dxbc = Tensor::cat(vec![dx, db, dc], 1).cast(inputs.xbc.dtype());
-    (dxbc, StateGates { decay: chunks.join(all(3)), strength: chunks.join(all(4)) })
+    let chunked = Chunked::new(inputs, &chunks, products);
+    let Chunked { x, written, b, c, strength, from_start, to_end, whole, .. } = &chunked;
+    let product = |a: &Tensor<4>, b: &Tensor<4>| chunked.product(a, b);
+    let by_head = |x: &Tensor<3>| chunked.by_head(x);
+    let [count, len, inner] = x.dims();
+    let of_heads = |x: Tensor<3>| -> Tensor<3> {
+        x.reshape([count, len, heads.num_heads, heads.head_dim]).sum_dim(3).reshape([count, len, heads.num_heads])
+    };
+    let dy = chunks.rows.rows(dy);
+
+    let asked = chunked.by_group(&scaled(&dy, from_start));
+    let read = chunked.states_by_head(product(&transposed(c), &asked));
+    let d_after = chunks.gradients(&read, whole, products);
+    drop(read);
+    let first = no_state(heads.num_heads, heads.state_len(), &device);
+    let after = chunked.states(&chunks, first.clone());
+    // The last sum of a chunk's decays is in all of the state after it.
+    let of_state: Tensor<3> = (after.clone() * d_after.clone()).sum_dim(2).swap_dims(0, 1).swap_dims(1, 2);
+    let before = chunked.states_by_group(chunks.before(&after, first));
+    drop(after);
+    let d_after = chunked.states_by_group(d_after);
+
+    let weights = chunked.weights();
+    // Decays multiply what is read in their rows, and divide what is written in their columns.
+    let of_rows = of_heads(chunked.output(&weights, &before) * dy.clone());
+    let d_written =
+        joined(product(&transposed(&weights), &by_head(&dy))) + scaled(&joined(product(b, &d_after)), to_end);
+    drop(weights);
+    let d_sums = of_rows - of_heads(d_written.clone() * written.clone());
+    // Sums from a token on.
+    let decay = d_sums.flip([1]).cumsum(1).flip([1]) + of_state;
+
+    let d_pairs = product(&by_head(&dy), &transposed(&by_head(written)));
+    let d_pairs = d_pairs.reshape(chunked.decays.dims()) * chunked.decays.clone();
+    let d_pairs: Tensor<4> = d_pairs.sum_dim(2).reshape([count, heads.num_groups, len, len]);
+    let kept = chunked.by_group(&scaled(written, to_end));
+    let dc = product(&d_pairs, b) + product(&asked, &transposed(&before));
+    let db = product(&transposed(&d_pairs), c) + product(&kept, &transposed(&d_after));
+    let d_strength = of_heads(d_written.clone() * x.clone());
+    let dx = scaled(&d_written, strength).reshape([count, len, inner]);
+    let dxbc = chunks.rows.tokens(Tensor::cat(vec![dx, joined(db), joined(dc)], 2)).cast(inputs.xbc.dtype());
+    (dxbc, StateGates { decay: chunks.rows.tokens(decay), strength: chunks.rows.tokens(d_strength) })
 }
