@@ -74,12 +74,14 @@ impl StateGates<Tensor<2>> {
 /// Temporary numbers for each token, in the type of the activations: in the forward and in the backward.
 pub(crate) fn plain_state_space_numbers(heads: StateHeads, dtype: Dtype) -> [usize; 2] {
     let in_f32 = size_of::<f32>() / dtype.num_bytes();
-    let (keys, values) = (heads.num_heads * heads.state_dim, heads.inner_width());
-    let states = heads.num_heads * heads.state_len() / CHUNK_TOKENS;
-    // As of the delta rule: `b`, `c`, `x` and outputs by head; then states, copies, matrices of pairs of tokens and gradients.
-    let by_head = 2 * keys + 2 * values;
-    let pairs = 4 * heads.num_heads * CHUNK_TOKENS;
-    [by_head, 2 * by_head + 2 * states + values + pairs + by_head].map(|numbers| numbers * in_f32)
+    let (inner, groups) = (heads.inner_width(), 2 * heads.num_groups * heads.state_dim);
+    let (states, pairs) = (heads.num_heads * heads.state_len() / CHUNK_TOKENS, heads.num_heads * CHUNK_TOKENS);
+    // While states go along the chunks: rows, decays between tokens, states and what they are made of. Then what is read of them.
+    let forward = (3 * inner + pairs + 3 * states).max(6 * inner + 2 * pairs + states);
+    // Likewise the gradients of states. Then those of rows and of pairs of tokens.
+    let of_rows = (8 * inner + 2 * pairs).max(7 * inner + 3 * pairs) + 2 * states;
+    let backward = (4 * inner + pairs + 5 * states).max(of_rows);
+    [forward, backward].map(|numbers| (numbers + groups) * in_f32)
 }
 
 /// All chunks. Rows of tokens are `[chunks, len, width]`, of heads `[chunks, num_heads, len, head_dim]`, and of groups, whose heads
