@@ -728,12 +728,11 @@ fn families_that_lie_otherwise_in_gguf_files_keep_their_text_there() {
         fs::create_dir(&model).unwrap();
         let config = fs::read_to_string(golden.join(family).join("config.json")).unwrap();
         let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        if config["text_config"].is_object() {
-            // Layers of a multimodal model's folder have other names than those of its file.
-            config = config["text_config"].take();
-        }
         let changes = changes.as_object().unwrap().clone();
-        config.as_object_mut().unwrap().extend(changes);
+        // Layers of a multimodal model's folder have other names than those of its file.
+        let is_nested = config["text_config"].is_object();
+        let text = if is_nested { &mut config["text_config"] } else { &mut config };
+        text.as_object_mut().unwrap().extend(changes);
         let changed = config.to_string();
         write_model(&changed, &model);
         train(&bench.recipe("run", ""), &["--set", &format!("model.path={model:?}"), "--set", "train.max_steps=3"]);

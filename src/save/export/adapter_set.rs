@@ -114,38 +114,28 @@ impl SavedAdapter {
     #[must_use]
     pub fn named_for(mut self, config: &ModelConfig) -> Self {
         let named = |name: String| match nesting_of(&name) {
-            // In Llama 4 the decoder is where it was in others before.
-            Some(nesting) if config.nesting.is_some_and(|own| own != nesting) => {
+            // In Llama 4 the decoder is where it was in others before, and a GGUF file has the language model alone.
+            Some(nesting) if config.nesting != Some(nesting) => {
                 name_alone(&name).map_or(name, |alone| config.module_of(&alone))
             }
             Some(_) => name,
             None => config.module_of(&name),
         };
         self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
-        if let Some(nesting) = config.nesting {
-            // Names, and beginnings of expressions.
-            let current = |name: &String| {
-                let decoder =
-                    ["language_model.model.", r"language_model\.model\.", "model.layers.", r"model\.layers\."];
-                let start = decoder.iter().find(|start| name.starts_with(**start));
-                start.map_or_else(
-                    || name.clone(),
-                    |start| {
-                        let rest = &name[start.len()..];
-                        if start.contains("layers") {
-                            format!("{nesting}layers.{rest}")
-                        } else {
-                            format!("{nesting}{rest}")
-                        }
-                    },
-                )
-            };
-            if let TargetModules::Names(names) = &mut self.config.target_modules {
-                names.iter_mut().for_each(|name| *name = current(name));
-            }
-            self.config.rank_pattern = self.config.rank_pattern.renamed(current);
-            self.config.alpha_pattern = self.config.alpha_pattern.renamed(current);
+        // Names, and beginnings of expressions.
+        let current = |name: &String| {
+            let behind =
+                |start: &str| name.strip_prefix(start).or_else(|| name.strip_prefix(&start.replace('.', r"\.")));
+            let nested = nesting_of(&name.replace(r"\.", ".")).and_then(behind).map(str::to_owned);
+            let in_layer = || Some(format!("layers.{}", config.nesting.and_then(|_| behind("model.layers."))?));
+            let rest = nested.or_else(in_layer);
+            rest.map_or_else(|| name.clone(), |rest| format!("{}{rest}", config.nesting.unwrap_or("model.")))
+        };
+        if let TargetModules::Names(names) = &mut self.config.target_modules {
+            names.iter_mut().for_each(|name| *name = current(name));
         }
+        self.config.rank_pattern = self.config.rank_pattern.renamed(current);
+        self.config.alpha_pattern = self.config.alpha_pattern.renamed(current);
         if let Some(head) = self.weights.beside.remove(HEAD) {
             let embedding = self.weights.beside.get(EMBEDDING);
             let is_one = config.tie_word_embeddings && embedding.is_none_or(|embedding| *embedding == head);

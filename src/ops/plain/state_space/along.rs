@@ -1,4 +1,4 @@
-//! States along the chunks of documents: products with the decays between them, of up to [`BLOCK`] chunks at a time.
+//! States along the chunks of documents: products with the decays between them, of some chunks at a time.
 
 use burn::tensor::{DType, Device, Tensor};
 
