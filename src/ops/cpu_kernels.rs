@@ -24,6 +24,7 @@ use super::plain::delta_rule::{DeltaInputs, Gates};
 use super::plain::linear::{Applied, InputGrad, Layer, LayerGrads, LayerOutput, rank};
 use super::plain::norms::Normed;
 use super::plain::routing::ExpertRows;
+use super::plain::short_conv::ConvWeights;
 use super::plain::updates::{AdamState, Coded, Update};
 use crate::device::{Dtype, has_bf16_products};
 use crate::spec::{Activation, DeltaHeads, Heads};
@@ -292,17 +293,25 @@ impl Attention for Cpu {
 }
 
 impl Recurrent for Cpu {
-    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        let (values, [_, channels]) = (host::view(x), x.dims());
+    fn short_conv(&self, x: &Tensor<2>, (weight, bias): ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
+        let (values, [_, channels], bias) = (host::view(x), x.dims(), bias.map(host::view));
         let mut y = vec![0.0; values.len()];
-        cpu::short_conv(&values, &host::view(weight), channels, layout.documents(), &mut y);
+        let weights = (&*host::view(weight), bias.as_deref());
+        cpu::short_conv(&values, weights, channels, layout.documents(), &mut y);
         host::tensor(y, x.dims(), &x.device())
     }
 
-    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
+    fn short_conv_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        (weight, bias): ConvWeights<'_>,
+        layout: &Layout,
+    ) -> Tensor<2> {
         let ([dy, values, weight], [_, channels]) = ([dy, x, weight].map(host::view), x.dims());
-        let mut dx = vec![0.0; values.len()];
-        cpu::short_conv_backward(&dy, &values, &weight, channels, layout.documents(), &mut dx);
+        let (mut dx, bias) = (vec![0.0; values.len()], bias.map(host::view));
+        let weights = (&*weight, bias.as_deref());
+        cpu::short_conv_backward(&dy, &values, weights, channels, layout.documents(), &mut dx);
         host::tensor(dx, x.dims(), &x.device())
     }
 

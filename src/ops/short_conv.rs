@@ -5,7 +5,6 @@ use burn::tensor::Tensor;
 
 use super::kernels::Place;
 use super::layout::Layout;
-use super::plain::short_conv::plain_short_conv_backward;
 use super::profile::{self, Cost};
 
 /// `silu(sum over j of weight[j] x[t - kernel_size + 1 + j] + bias)`; tokens before a document are zeros.
@@ -43,10 +42,7 @@ pub fn short_conv_backward(
     weights: ConvWeights<'_>,
     layout: &Layout,
 ) -> Tensor<2> {
-    let work = || match weights {
-        (weight, None) => place.short_conv_backward(dy, x, weight, layout),
-        (_, Some(_)) => plain_short_conv_backward(dy, x, weights, layout),
-    };
+    let work = || place.short_conv_backward(dy, x, weights, layout);
     profile::measure("short_conv_backward", || cost(x, weights.0, 3), work)
 }
 
@@ -106,6 +102,10 @@ mod tests {
         host::tensor(values, shape, device)
     }
 
+    fn bias(device: &Device) -> Tensor<1> {
+        random([1, SHAPE[1]], 4, device).reshape([SHAPE[1]])
+    }
+
     fn layout() -> Layout {
         Layout::new(1, DOCUMENTS.to_vec(), vec![0; SHAPE[0]], [].into())
     }
@@ -121,17 +121,20 @@ mod tests {
 
     #[test]
     fn a_token_sees_the_tokens_before_it_in_its_document() {
-        for (device, kernel_size) in [Device::flex(), Device::flex().autodiff()].into_iter().zip([4, 4]) {
-            let (x, weight) = (random(SHAPE, 1, &device), random([kernel_size, SHAPE[1]], 2, &device));
-            let found = values(&short_conv(place(&device), &x, (&weight, None), &layout()));
+        let (kernel_size, devices) = (4, [Device::flex(), Device::flex().autodiff()]);
+        for (device, has_bias) in devices.iter().flat_map(|device| [false, true].map(|has_bias| (device, has_bias))) {
+            let (x, weight) = (random(SHAPE, 1, device), random([kernel_size, SHAPE[1]], 2, device));
+            let bias = has_bias.then(|| bias(device));
+            let found = values(&short_conv(place(device), &x, (&weight, bias.as_ref()), &layout()));
             let (x, weight) = (values(&x), values(&weight));
+            let bias = bias.map_or_else(|| vec![0.0; SHAPE[1]], |bias| values(&bias.unsqueeze()));
             for (start, len) in DOCUMENTS {
                 for (index, channel) in (0..len).flat_map(|index| (0..SHAPE[1]).map(move |channel| (index, channel))) {
                     let of = |shift: usize| {
                         let token = start + index - shift;
                         weight[(kernel_size - 1 - shift) * SHAPE[1] + channel] * x[token * SHAPE[1] + channel]
                     };
-                    let sum: f32 = (0..kernel_size.min(index + 1)).map(of).sum();
+                    let sum = bias[channel] + (0..kernel_size.min(index + 1)).map(of).sum::<f32>();
                     let (found, expected) = (found[(start + index) * SHAPE[1] + channel], sum / (1.0 + (-sum).exp()));
                     assert!((found - expected).abs() < 1e-5, "token {index} of {len}: {found}, expected {expected}");
                 }
@@ -141,20 +144,24 @@ mod tests {
 
     #[test]
     fn the_backward_is_the_derivative_of_the_plain_forward() {
-        for kernel_size in [1, 4] {
+        for (kernel_size, has_bias) in [(1, false), (4, false), (4, true)] {
             let device = Device::flex().autodiff();
             let weight = random([kernel_size, SHAPE[1]], 2, &device);
+            let bias_on = |device: &Device| has_bias.then(|| bias(device));
             let (x, dy) = (random(SHAPE, 1, &device).require_grad(), random(SHAPE, 3, &device));
             // Tokens in no document have no gradient.
             let dy = [708..710, 750..755].into_iter().fold(dy, |dy, rows| {
                 let zeros = dy.clone().narrow(0, rows.start, rows.len()).zeros_like();
                 dy.slice_assign([rows, 0..SHAPE[1]], zeros)
             });
-            let grads = (short_conv(place(&device), &x, (&weight, None), &layout()) * dy.clone()).sum().backward();
+            let y = short_conv(place(&device), &x, (&weight, bias_on(&device).as_ref()), &layout());
+            let grads = (y * dy.clone()).sum().backward();
             let expected = values(&x.grad(&grads).unwrap());
             let by_hand = |device: &Device| {
                 let on = |x: &Tensor<2>| host::tensor(values(x), x.dims(), device);
-                values(&short_conv_backward(place(device), &on(&dy), &on(&x), (&on(&weight), None), &layout()))
+                let (weight, bias) = (on(&weight), bias_on(device));
+                let weights = (&weight, bias.as_ref());
+                values(&short_conv_backward(place(device), &on(&dy), &on(&x), weights, &layout()))
             };
             for found in [by_hand(&device), by_hand(&Device::flex())] {
                 let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

@@ -5,17 +5,26 @@ use rayon::prelude::*;
 
 use super::simd::{rows_per_chunk, sigmoid, vectorised};
 
-/// Documents of one row of channels each, and the convolution's weight.
+/// The weight of a convolution, `[kernel_size, channels]`, and what it adds, `[channels]`.
+type Weights<'a> = (&'a [f32], Option<&'a [f32]>);
+
+/// Documents of one row of channels each, and the convolution's weights.
 #[derive(Clone, Copy)]
 struct Conv<'a> {
     x: &'a [f32],
     /// `[kernel_size, channels]`
     weight: &'a [f32],
+    bias: Option<&'a [f32]>,
     channels: usize,
     kernel_size: usize,
 }
 
 impl<'a> Conv<'a> {
+    fn new(x: &'a [f32], (weight, bias): Weights<'a>, channels: usize) -> Self {
+        assert!(bias.is_none_or(|bias| bias.len() == channels), "short_conv: bias of {channels}");
+        Self { x, weight, bias, channels, kernel_size: weight.len() / channels }
+    }
+
     fn row(&self, token: usize) -> &'a [f32] {
         &self.x[token * self.channels..(token + 1) * self.channels]
     }
@@ -115,15 +124,14 @@ fn check(x: &[f32], weight: &[f32], channels: usize, documents: &[(usize, usize)
     tokens
 }
 
-/// `silu(sum over shifts of weight x)`, where tokens before a document are zeros.
+/// `silu(bias + sum over shifts of weight x)`, where tokens before a document are zeros.
 ///
 /// # Shapes
-/// `x`, `y`: `[tokens, channels]`, `weight`: `[kernel_size, channels]`.
-pub fn short_conv(x: &[f32], weight: &[f32], channels: usize, documents: &[(usize, usize)], y: &mut [f32]) {
-    let tokens = check(x, weight, channels, documents);
+/// `x`, `y`: `[tokens, channels]`, the weight: `[kernel_size, channels]`, the bias: `[channels]`.
+pub fn short_conv(x: &[f32], weights: Weights<'_>, channels: usize, documents: &[(usize, usize)], y: &mut [f32]) {
+    let tokens = check(x, weights.0, channels, documents);
     assert_eq!(y.len(), x.len(), "short_conv: result");
-    let (conv, before) =
-        (Conv { x, weight, channels, kernel_size: weight.len() / channels }, neighbours(documents, tokens));
+    let (conv, before) = (Conv::new(x, weights, channels), neighbours(documents, tokens));
     let rows = rows_per_chunk(channels);
     y.par_chunks_mut(rows * channels).enumerate().for_each(|(chunk, y)| {
         for (row, y) in y.chunks_exact_mut(channels).enumerate() {
@@ -135,8 +143,11 @@ pub fn short_conv(x: &[f32], weight: &[f32], channels: usize, documents: &[(usiz
 
 /// Without the activation.
 fn convolve(conv: Conv<'_>, token: usize, num_before: usize, y: &mut [f32]) {
+    if let Some(bias) = conv.bias {
+        y.copy_from_slice(bias);
+    }
     for shift in 0..=num_before.min(conv.kernel_size - 1) {
-        multiply(conv.row(token - shift), conv.weight(shift), y, shift > 0);
+        multiply(conv.row(token - shift), conv.weight(shift), y, shift > 0 || conv.bias.is_some());
     }
 }
 
@@ -144,15 +155,15 @@ fn convolve(conv: Conv<'_>, token: usize, num_before: usize, y: &mut [f32]) {
 pub fn short_conv_backward(
     dy: &[f32],
     x: &[f32],
-    weight: &[f32],
+    weights: Weights<'_>,
     channels: usize,
     documents: &[(usize, usize)],
     dx: &mut [f32],
 ) {
-    let tokens = check(x, weight, channels, documents);
+    let tokens = check(x, weights.0, channels, documents);
     assert!(dy.len() == x.len() && dx.len() == x.len(), "short_conv_backward: lengths");
-    let kernel_size = weight.len() / channels;
-    let (conv, around) = (Conv { x, weight, channels, kernel_size }, neighbours(documents, tokens));
+    let (conv, around) = (Conv::new(x, weights, channels), neighbours(documents, tokens));
+    let kernel_size = conv.kernel_size;
     let rows = rows_per_chunk(channels).max(4 * kernel_size);
     dx.par_chunks_mut(rows * channels).enumerate().for_each(|(chunk, dx)| {
         let first = chunk * rows;

@@ -55,6 +55,7 @@ use crate::ops::plain::linear::{
 };
 use crate::ops::plain::next::{Convolution, TextRows};
 use crate::ops::plain::norms::{Factors, HeadNorms, Normed};
+use crate::ops::plain::short_conv::ConvWeights;
 use crate::ops::plain::state_space::StateInputs;
 use crate::ops::plain::updates::{AdamState, Coded, Update};
 use crate::spec::{Activation, Heads};
@@ -110,8 +111,8 @@ fn has_head_norms(norms: HeadNorms<'_>) -> bool {
 }
 
 /// Whether kernels compute a convolution with as many taps.
-fn has_short_conv(x: &Tensor<2>, weight: &Tensor<2>) -> bool {
-    has(x, Kernel::ShortConv) && weight.dims()[0] == short_conv::TAPS
+fn has_short_conv(x: &Tensor<2>, (weight, bias): ConvWeights<'_>) -> bool {
+    has(x, Kernel::ShortConv) && bias.is_none() && weight.dims()[0] == short_conv::TAPS
 }
 
 /// Whether there is a kernel for this gated convolution.
@@ -406,19 +407,25 @@ impl Recurrent for Cuda {
         }
     }
 
-    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        if has_short_conv(x, weight) {
-            short_conv::forward("short_conv", x, weight, layout)
+    fn short_conv(&self, x: &Tensor<2>, weights: ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
+        if has_short_conv(x, weights) {
+            short_conv::forward("short_conv", x, weights.0, layout)
         } else {
-            self.0.short_conv(x, weight, layout)
+            self.0.short_conv(x, weights, layout)
         }
     }
 
-    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        if has_short_conv(x, weight) {
-            short_conv::backward("short_conv_backward", dy, x, weight, layout)
+    fn short_conv_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weights: ConvWeights<'_>,
+        layout: &Layout,
+    ) -> Tensor<2> {
+        if has_short_conv(x, weights) {
+            short_conv::backward("short_conv_backward", dy, x, weights.0, layout)
         } else {
-            self.0.short_conv_backward(dy, x, weight, layout)
+            self.0.short_conv_backward(dy, x, weights, layout)
         }
     }
 

@@ -7,7 +7,7 @@ use crate::ops::layout::Layout;
 use crate::ops::plain::delta_rule::{DeltaInputs, Gates, plain_delta_rule, plain_delta_rule_backward};
 use crate::ops::plain::next::{Convolution, TextRows, plain_convolve_next, plain_states_next};
 use crate::ops::plain::short_conv::{
-    plain_gated_conv, plain_gated_conv_backward, plain_short_conv, plain_short_conv_backward,
+    ConvWeights, plain_gated_conv, plain_gated_conv_backward, plain_short_conv, plain_short_conv_backward,
 };
 use crate::ops::plain::state_space::{StateGates, StateInputs, plain_state_space, plain_state_space_backward};
 
@@ -28,9 +28,7 @@ pub trait Recurrent: Properties {
 
     fn convolve(&self, conv: Convolution<'_>, x: &Tensor<2>, layout: &Layout) -> Tensor<2> {
         match conv {
-            Convolution::Short((weight, None)) => self.short_conv(x, weight, layout),
-            // No kernel adds one.
-            Convolution::Short(weights) => plain_short_conv(x, weights, layout),
+            Convolution::Short(weights) => self.short_conv(x, weights, layout),
             Convolution::Gated(weight) => self.gated_conv(x, weight, layout),
         }
     }
@@ -63,12 +61,18 @@ pub trait Recurrent: Properties {
         })
     }
 
-    fn short_conv(&self, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        plain_short_conv(x, (weight, None), layout)
+    fn short_conv(&self, x: &Tensor<2>, weights: ConvWeights<'_>, layout: &Layout) -> Tensor<2> {
+        plain_short_conv(x, weights, layout)
     }
 
-    fn short_conv_backward(&self, dy: &Tensor<2>, x: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
-        plain_short_conv_backward(dy, x, (weight, None), layout)
+    fn short_conv_backward(
+        &self,
+        dy: &Tensor<2>,
+        x: &Tensor<2>,
+        weights: ConvWeights<'_>,
+        layout: &Layout,
+    ) -> Tensor<2> {
+        plain_short_conv_backward(dy, x, weights, layout)
     }
 
     fn gated_conv(&self, bcx: &Tensor<2>, weight: &Tensor<2>, layout: &Layout) -> Tensor<2> {
