@@ -126,13 +126,16 @@ impl SavedAdapter {
         let current = |name: &String| {
             let behind =
                 |start: &str| name.strip_prefix(start).or_else(|| name.strip_prefix(&start.replace('.', r"\.")));
-            let nested = nesting_of(&name.replace(r"\.", ".")).and_then(behind).map(str::to_owned);
+            let nesting = nesting_of(&name.replace(r"\.", ".")).filter(|nesting| config.nesting != Some(nesting));
+            let nested = nesting.and_then(behind).map(str::to_owned);
             let in_layer = || Some(format!("layers.{}", config.nesting.and_then(|_| behind("model.layers."))?));
             let rest = nested.or_else(in_layer);
             rest.map_or_else(|| name.clone(), |rest| format!("{}{rest}", config.nesting.unwrap_or("model.")))
         };
-        if let TargetModules::Names(names) = &mut self.config.target_modules {
-            names.iter_mut().for_each(|name| *name = current(name));
+        match &mut self.config.target_modules {
+            TargetModules::AllLinear => {}
+            TargetModules::Names(names) => names.iter_mut().for_each(|name| *name = current(name)),
+            TargetModules::Regex(expression) => *expression = current(expression),
         }
         self.config.rank_pattern = self.config.rank_pattern.renamed(current);
         self.config.alpha_pattern = self.config.alpha_pattern.renamed(current);
