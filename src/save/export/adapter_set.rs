@@ -122,21 +122,27 @@ impl SavedAdapter {
             None => config.module_of(&name),
         };
         self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
-        // Names, and beginnings of expressions.
+        // Names, which may begin within the nesting, and beginnings of expressions.
         let current = |name: &String| {
+            let (start, name) = name.strip_prefix('^').map_or(("", &**name), |rest| ("^", rest));
             let behind =
                 |start: &str| name.strip_prefix(start).or_else(|| name.strip_prefix(&start.replace('.', r"\.")));
-            let nesting = nesting_of(&name.replace(r"\.", ".")).filter(|nesting| config.nesting != Some(nesting));
-            let nested = nesting.and_then(behind).map(str::to_owned);
+            let plain = name.replace(r"\.", ".");
+            let direct = nesting_of(&plain).map(|nesting| (nesting, nesting));
+            let within = || nesting_of(&format!("model.{plain}")).map(|nesting| (nesting, &nesting["model.".len()..]));
+            let other = direct.or_else(within).filter(|(nesting, _)| config.nesting != Some(nesting));
+            let nested = other.and_then(|(_, start)| behind(start));
             let in_layer = || Some(format!("layers.{}", config.nesting.and_then(|_| behind("model.layers."))?));
-            let rest = nested.or_else(in_layer);
-            rest.map_or_else(|| name.clone(), |rest| format!("{}{rest}", config.nesting.unwrap_or("model.")))
+            let rest = nested.map(str::to_owned).or_else(in_layer);
+            let own = config.nesting.unwrap_or("model.");
+            rest.map_or_else(|| format!("{start}{name}"), |rest| format!("{start}{own}{rest}"))
         };
         match &mut self.config.target_modules {
             TargetModules::AllLinear => {}
             TargetModules::Names(names) => names.iter_mut().for_each(|name| *name = current(name)),
             TargetModules::Regex(expression) => *expression = current(expression),
         }
+        self.config.modules_to_save.iter_mut().flatten().for_each(|name| *name = current(name));
         self.config.rank_pattern = self.config.rank_pattern.renamed(current);
         self.config.alpha_pattern = self.config.alpha_pattern.renamed(current);
         if let Some(head) = self.weights.beside.remove(HEAD) {
@@ -207,6 +213,36 @@ mod tests {
             let set = saved.into_set(Path::new("x"), &config, &Device::flex()).unwrap();
             assert_eq!(adapter_weights(&set), whole);
         }
+    }
+
+    #[test]
+    fn an_adapter_of_a_multimodal_model_fits_its_language_model_alone_with_the_scales_it_has() {
+        let json = include_str!("../../../tests/golden/qwen3_5-multimodal/config.json");
+        let whole = ModelConfig::from_json(json).unwrap();
+        let json: serde_json::Value = serde_json::from_str(json).unwrap();
+        let alone = ModelConfig::from_json(&json["text_config"].to_string()).unwrap();
+        let names = [
+            "^model.language_model.layers.0.mlp.up_proj",
+            "language_model.layers.1.mlp.up_proj",
+            r"language_model\.layers\.0\.mlp\.down_proj",
+        ];
+        let alphas = [3.0, 5.0, 7.0];
+        let lora = LoraConfig {
+            target_modules: TargetModules::Regex(r"model\.language_model\.(?:.*\.)?(?:up_proj|down_proj)".to_owned()),
+            alpha_pattern: names.map(str::to_owned).into_iter().zip(alphas).collect(),
+            modules_to_save: Some(vec!["model.language_model.norm".to_owned()]),
+            ..LoraConfig::default()
+        };
+        let selection = lora.select(&whole).unwrap();
+        let made = AdapterSet::new(&whole, &selection, lora.init_lora_weights, 0.0, 3, &Device::flex());
+        let scales = |set: &AdapterSet| set.iter().map(|adapter| adapter.scale).collect::<Vec<_>>();
+        assert!(alphas.iter().all(|alpha| scales(&made).contains(&(alpha / 8.0))), "{:?}", scales(&made));
+        let saved = SavedAdapter { weights: adapter_weights(&made), config: lora, base_model_name_or_path: None };
+        let saved = saved.named_for(&alone);
+        assert_eq!(saved.config.modules_to_save, Some(vec!["model.norm".to_owned()]));
+        let config = LoraConfig { modules_to_save: None, ..saved.config.clone() };
+        let set = SavedAdapter { config, ..saved }.into_set(Path::new("x"), &alone, &Device::flex()).unwrap();
+        assert_eq!(scales(&set), scales(&made));
     }
 
     #[test]

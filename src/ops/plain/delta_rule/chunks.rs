@@ -1,4 +1,4 @@
-//! Where the chunks of all documents lie, for plain tensor calls that compute the same chunk of all documents at once.
+//! Where the chunks of all documents lie, for plain tensor calls that compute the same chunk of all documents, or all chunks, at once.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 

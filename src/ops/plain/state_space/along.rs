@@ -72,8 +72,10 @@ impl StateChunks {
     ) -> Tensor<3> {
         let mut state = first;
         let blocks = self.blocks.iter().map(|block| {
-            let come = Tensor::cat(vec![state.clone(), written.clone().narrow(1, block.first, block.len)], 1);
-            let states = matmul(&block.decays(decays), &come, products);
+            let (decays, written) = (block.decays(decays), written.clone().narrow(1, block.first, block.len));
+            // Not by a product, which may round: for every token of a text that is written, it would round the state again.
+            let left = decays.clone().narrow(2, 0, 1) * state.clone();
+            let states = matmul(&decays.narrow(2, 1, block.len), &written, products) + left;
             state = states.clone().narrow(1, block.len - 1, 1);
             states
         });
