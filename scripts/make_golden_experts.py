@@ -5,10 +5,12 @@ usage: make_golden_experts.py FAMILY...          (folders of tests/golden; write
 
 transformers has a layer's experts in one tensor. Here that is computed as the base's and the updates, which autograd takes apart:
 PEFT's form, in which gate and up are one adapter of twice the rank, has gradients off the diagonal of B, which no other has. The
-others must be those of PEFT, which is asked with the same numbers. Adapters of a layer's experts are one tensor each, row below row,
+others must be those of PEFT, which is asked with the same numbers. Of Llama 4's, which lie as `[experts, in, out]`, PEFT takes the
+inputs for outputs, so that A and B have each other's places. Adapters of a layer's experts are one tensor each, row below row,
 under the name of the first. The rows are such that an expert has no token, and another has one. Numbers as in make_golden.py.
 """
 
+import functools
 import pathlib
 import re
 import sys
@@ -24,7 +26,7 @@ from transformers import AutoConfig
 TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests/golden"
 R, EXPERT_RANK, ALPHA = 4, 3, 6.0
 ROOTED = ("granitemoe",)  # with `use_rslora`
-WITHOUT_CURVE = ("granitemoe", "lfm2_moe", "qwen3_5_moe", "qwen3_vl_moe")
+WITHOUT_CURVE = ("granitemoe", "lfm2_moe", "llama4", "qwen3_5_moe", "qwen3_vl_moe")
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -43,14 +45,15 @@ class WithExperts(torch.nn.Module):
         self.base = golden.open_model(folder).requires_grad_(False)
         kind = self.base.config.get_text_config().model_type
         self.parts = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if kind in ("mixtral", "minimax_m2", "lfm2_moe") else {}
-        self.in_turn = kind == "gpt_oss"
+        self.in_turn, self.is_turned = kind == "gpt_oss", kind == "llama4_text"
+        self.in_first = self.in_turn or self.is_turned
         self.named, self.linears = {}, []
         for name, weight in self.base.named_parameters():
-            out_first = weight.shape[1:][::-1] if self.in_turn else weight.shape[1:]
+            out_first = weight.shape[1:][::-1] if self.in_first else weight.shape[1:]
             if parts := parts_of(name):
                 [self.add(name, part, (out_first[0] // len(parts), out_first[1]), len(weight), b_bound) for part in parts]
             elif isinstance(self.base.get_submodule(name.rpartition(".")[0]), torch.nn.Linear) and name.endswith("weight") \
-                    and not re.search("lm_head|visual|router|mixer.out_proj", name):
+                    and not re.search("lm_head|visual|vision_|multi_modal|router|mixer.out_proj", name):
                 self.linears.append(name)
                 self.pair(name.removesuffix(".weight"), 1, R, weight.shape, b_bound)
 
@@ -83,7 +86,7 @@ class WithExperts(torch.nn.Module):
         for name, weight in self.base.named_parameters():
             if parts_of(name):
                 update = self.updates(name, len(weight))
-                weights[name] = weight + (update.transpose(1, 2) if self.in_turn else update)
+                weights[name] = weight + (update.transpose(1, 2) if self.in_first else update)
             elif name in self.linears:
                 weights[name] = weight + self.update(name.removesuffix(".weight"))[0]
         return functional_call(self.base, weights, kwargs=inputs)
@@ -103,14 +106,21 @@ class WithExperts(torch.nn.Module):
                 ours = f"base_model.model.{self.module(name, part)}"
                 rows = slice(i * EXPERT_RANK, (i + 1) * EXPERT_RANK)
 
-                def of_a(all, rows=rows, rank=EXPERT_RANK * len(parts)):
-                    return all.unflatten(0, (-1, rank))[:, rows]
+                def of_expert(all, letter, rows=rows, rank=EXPERT_RANK * len(parts), count=count):
+                    """Of A [experts, rank, in], of B [experts, out, rank]."""
+                    if letter == "A":
+                        return all.unflatten(0, (-1, rank))[:, rows]
+                    return all.unflatten(1, (-1, count)).permute(2, 0, 1)[..., rows]
 
-                def of_b(all, rows=rows, i=i, num=len(parts), count=count):
-                    all = all.unflatten(1, (-1, count)).permute(2, 0, 1)
-                    return (all[:, i::num] if self.in_turn else all.chunk(num, 1)[i])[..., rows]
+                def of_part(all, letter, of_expert=of_expert, i=i, num=len(parts)):
+                    theirs = "BA"["AB".index(letter)] if self.is_turned else letter
+                    all = of_expert(all, theirs)
+                    all = all.transpose(1, 2) if self.is_turned else all
+                    return all if letter == "A" else all[:, i::num] if self.in_turn else all.chunk(num, 1)[i]
 
-                places += [(self.named[f"{ours}.lora_{letter}.weight"], peft[f"{at}.lora_{letter}.weight"], of) for letter, of in (("A", of_a), ("B", of_b))]
+                for letter, theirs in (("A", "AB"[self.is_turned]), ("B", "BA"[self.is_turned])):
+                    of = functools.partial(of_part, letter=letter)
+                    places.append((self.named[f"{ours}.lora_{letter}.weight"], peft[f"{at}.lora_{theirs}.weight"], of))
         assert {id(theirs) for _, theirs, _ in places} == {id(theirs) for theirs in peft.values()}
         with torch.no_grad():
             [theirs.zero_() for _, theirs, _ in places]
@@ -137,7 +147,12 @@ def counts(model, rows, masks) -> set[int]:
     def see(module, inputs):
         found.update(torch.bincount(inputs[1].flatten(), minlength=module.num_experts).tolist())
 
-    hooks = [module.register_forward_pre_hook(see) for name, module in model.base.named_modules() if name.endswith(".experts")]
+    def see_scores(_, __, scores_and_logits):
+        found.update((scores_and_logits[0] > 0).sum(0).tolist())
+
+    named = model.base.named_modules()
+    hooks = [module.register_forward_hook(see_scores) if model.is_turned else module.register_forward_pre_hook(see)
+             for name, module in named if name.endswith(".router" if model.is_turned else ".experts")]
     ids, attend, _ = golden.padded(rows, masks)
     model(input_ids=ids, attention_mask=attend)
     [hook.remove() for hook in hooks]

@@ -82,12 +82,6 @@ impl LoraConfig {
     /// Why experts cannot be adapted so.
     fn experts_problem(&self, config: &ModelConfig, selection: &Selection) -> Option<String> {
         self.expert_rank?;
-        if config.family().has_chunks() {
-            return Some(
-                "PEFT has A and B of this model's experts turned, and such files are not read or written here\n  hint: leave it out"
-                    .to_owned(),
-            );
-        }
         let of_experts = |shapes: &PerSite<AdapterShape>| -> Vec<SiteId> {
             shapes.iter().filter(|(_, shape)| shape.num_experts.is_some()).map(|(site, _)| *site).collect()
         };

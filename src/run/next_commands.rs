@@ -71,7 +71,7 @@ pub(super) fn next_scores(dir: &RunDir, longer: Option<&str>) -> String {
 /// The highest rank of a matrix in an adapter's file, where gate and up of joined experts are one.
 pub(crate) fn highest_rank(config: &ModelConfig, selection: &Selection) -> usize {
     let of = |shape: AdapterShape| {
-        let has_both = matches!(config.expert_form(), ExpertForm::Joined | ExpertForm::InTurn);
+        let has_both = matches!(config.expert_form(), ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Turned);
         let is_joined = shape.num_experts.is_some() && has_both;
         if is_joined { 2 * shape.r } else { shape.r }
     };

@@ -375,6 +375,8 @@ pub enum ExpertForm {
     InTurn,
     /// One for up of all experts, which have no gate, and one for down (Nemotron 3).
     Ungated,
+    /// As joined, where A and B have each other's places: PEFT takes the matrices, `[experts, in, out]`, for turned ones (Llama 4).
+    Turned,
 }
 
 /// Routers of mixtures beyond the softmax, and what stands beside their experts.

@@ -560,9 +560,9 @@ fn real(name: &str) -> &'static str {
 /// How files have adapters on experts, what GGUF files are called, and what has no kernels on NVIDIA GPUs.
 fn forms(config: &ModelConfig) -> [String; 3] {
     let of_experts = match config.expert_form() {
-        _ if config.blocks.iter().filter_map(Block::mixture).all(|it| it.weighs_inputs) => "-",
+        _ if config.blocks.iter().all(|block| block.mixture().is_none()) => "-",
         ExpertForm::Apart => "one by one",
-        ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Ungated => "joined",
+        ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Ungated | ExpertForm::Turned => "joined",
     };
     let gguf = config.gguf_architecture().map_or("-".to_owned(), |name| format!("`{name}`"));
     let without = without_kernels(config);

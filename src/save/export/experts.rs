@@ -91,7 +91,9 @@ impl AdapterWeights {
         }
         for ((experts, parameter), parts) in parts {
             let parts: Vec<_> = parts.into_values().collect();
-            all.insert(in_file(experts, parameter, joined[experts].len()), join(&parts, self.experts));
+            let pair = join(&parts, self.experts);
+            let pair = if self.experts == ExpertForm::Turned { turned(&pair, parts.len()) } else { pair };
+            all.insert(in_file(experts, parameter, joined[experts].len()), pair);
         }
         Cow::Owned(all)
     }
@@ -132,6 +134,21 @@ fn join(experts: &[Vec<&Matrices<HostMatrix>>], form: ExpertForm) -> Matrices<Ho
         b: HostMatrix { num_rows: out_features, num_columns: rank * num_experts, values: b },
         magnitude: None,
     }
+}
+
+/// The same where A of each expert is its transposed B, and B its transposed A.
+fn turned(pair: &Matrices<HostMatrix>, num_experts: usize) -> Matrices<HostMatrix> {
+    let (from_a, from_b) = (pair.a.transposed(), pair.b.transposed());
+    let (ranks, rank) = (pair.a.num_rows, pair.a.num_rows / num_experts);
+    // Where what is of an expert and a rank lies in B's columns.
+    let place = |row: usize| row % rank * num_experts + row / rank;
+    let row = |row| &from_b.values[place(row) * from_b.num_columns..][..from_b.num_columns];
+    let a = (0..ranks).flat_map(row).copied().collect();
+    let mut b = vec![0.0; from_a.values.len()];
+    for (to, from) in b.chunks_mut(ranks).zip(from_a.values.chunks(ranks)) {
+        from.iter().enumerate().for_each(|(row, value)| to[place(row)] = *value);
+    }
+    Matrices { a: HostMatrix { values: a, ..from_b }, b: HostMatrix { values: b, ..from_a }, magnitude: None }
 }
 
 /// The row in one of several matrices, each of `rows`, of which this is number `index`.

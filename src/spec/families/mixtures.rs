@@ -342,7 +342,7 @@ pub(super) const LLAMA4: Family = Family {
             first: None,
             ..DEEPSEEK
         }),
-        form: ExpertForm::Joined,
+        form: ExpertForm::Turned,
         ..QWEN2_EXPERTS
     }),
     rope_pairs: RopePairs::Neighbours,

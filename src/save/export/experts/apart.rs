@@ -186,10 +186,12 @@ impl SavedAdapter {
         let fits =
             |swapped| pairs.iter().all(|(layer, pair, likely)| layer.parameter(pair, swapped, *likely).is_some());
         let swapped = match [fits(false), fits(true)] {
-            [true, true] => self.weights.peft_version.is_some_and(|version| match form {
-                ExpertForm::InTurn => version == [0, 19, 0],
-                ExpertForm::Apart | ExpertForm::Joined | ExpertForm::Ungated => version < [0, 19, 0],
-            }),
+            [true, true] => match (form, self.weights.peft_version) {
+                (ExpertForm::Turned, version) => version.is_none_or(|version| version >= [0, 19, 0]),
+                (_, None) => false,
+                (ExpertForm::InTurn, Some(version)) => version == [0, 19, 0],
+                (ExpertForm::Apart | ExpertForm::Joined | ExpertForm::Ungated, Some(version)) => version < [0, 19, 0],
+            },
             [false, false] => return self,
             [_, swapped] => swapped,
         };
