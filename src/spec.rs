@@ -230,9 +230,7 @@ impl ModelConfig {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         layer.is_some_and(|(layer, part)| {
             let layer = layer.parse::<usize>().ok();
-            // Layers that predict more tokens follow the others of GLM-4.5 and its like.
-            let has_more = self.family().experts.is_some_and(|experts| experts.router.is_some());
-            if has_more && layer.is_some_and(|layer| layer >= self.num_layers()) {
+            if self.family().predicts_more() && layer.is_some_and(|layer| layer >= self.num_layers()) {
                 return true;
             }
             // Masks of GPT-NeoX's first files.

@@ -95,6 +95,11 @@ impl Family {
         self.experts.is_some_and(|experts| experts.weighs_inputs)
     }
 
+    /// Whether layers that predict more tokens may follow the others in files (GLM-4.5 and its like).
+    pub(crate) fn predicts_more(&self) -> bool {
+        self.model_type == "glm_ocr_text" || self.experts.is_some_and(|experts| experts.router.is_some())
+    }
+
     /// Whether GGUF files of it may have what frequencies of long and of short texts are divided by.
     pub(crate) fn has_long_ropes(&self) -> bool {
         self.own_ropes == OwnRopes::Phi || self.gguf.rope_factors

@@ -307,12 +307,9 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
             json.extend(file.integer(&key(theirs))?.map(|count| (ours.to_owned(), json!(count))));
         }
     }
-    let router = family.experts.and_then(|experts| experts.router);
-    if family.delta_heads.is_some() || router.is_some() {
-        // Layers that predict more tokens follow the others, and are left out.
-        let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
-        json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
-    }
+    // Layers that predict more tokens follow the others, and are left out.
+    let layers = json["num_hidden_layers"].as_u64().unwrap_or(0);
+    json.insert("num_hidden_layers".to_owned(), json!(layers.saturating_sub(num_predicting(file))));
     if let Some(spaces) = &family.state_spaces {
         state_space::read(file, (family, spaces), &key, &mut json)?;
     }

@@ -576,7 +576,7 @@ fn every_family_is_checked_planned_trained_resumed_merged_and_asked() {
 const WITHOUT_WINDOWS: [&str; 5] = ["mixtral", "qwen2", "ministral", "llava", "starcoder2"];
 
 /// Families whose GGUF files are not written.
-const WITHOUT_FILES: [&str; 5] = ["vaultgemma", "cwm", "helium", "glm_ocr", "hyperclovax"];
+const WITHOUT_FILES: [&str; 4] = ["vaultgemma", "cwm", "helium", "hyperclovax"];
 
 /// Families with layers whose adapters llama.cpp does not add.
 const WITHOUT_ADAPTERS: [&str; 7] =
@@ -616,7 +616,7 @@ const WITHOUT_PLACE: [(&str, &str); 29] = [
 ];
 
 /// Changes with which they and others lie otherwise in a GGUF file.
-fn changes_for_gguf() -> [(&'static str, Value); 37] {
+fn changes_for_gguf() -> [(&'static str, Value); 38] {
     let yarn = serde_json::json!({
         "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0
     });
@@ -653,6 +653,7 @@ fn changes_for_gguf() -> [(&'static str, Value); 37] {
         ("deepseek_v3", serde_json::json!({"attention_bias": false, "rope_scaling": yarn})),
         ("glm4_moe_lite", serde_json::json!({"mlp_layer_types": ["dense", "sparse", "sparse"]})),
         ("youtu", serde_json::json!({"rope_interleave": true})),
+        ("glm_ocr", serde_json::json!({})),
         ("olmo3", serde_json::json!({"rope_scaling": null})),
         ("qwen3_moe", serde_json::json!({})),
         ("cohere", serde_json::json!({"attention_bias": false})),

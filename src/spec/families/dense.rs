@@ -52,10 +52,8 @@ pub(super) const GLM_OCR: Family = Family {
     model_type: "glm_ocr_text",
     architecture: "GlmOcrTextModel",
     biases: Biases::None,
-    own_ropes: OwnRopes::None,
     num_key_value_heads: Some(8),
     max_position_embeddings: 131_072,
-    gguf: Gguf::NONE,
     ..GLM4V
 };
 

@@ -255,6 +255,8 @@ fn routers_have_sigmoids_biases_groups_and_shared_experts_and_first_layers_are_d
     assert_eq!((shared.gate, shared.gated.intermediate_size), (None, 48));
     assert_eq!(config.blocks[1].sites[shared.gated.down].name, "mlp.shared_experts.down_proj");
     assert!(config.is_unused("model.layers.2.eh_proj.weight") && !config.is_unused("model.layers.1.mlp.gate.weight"));
+    let ocr = ModelConfig::from_json(include_str!("../../../tests/golden/glm_ocr/config.json")).unwrap();
+    assert!(ocr.is_unused("model.layers.2.eh_proj.weight"));
     let refused = read("glm4_moe", &glm.replace("\"n_group\": 3", "\"n_group\": 4")).unwrap_err().to_string();
     assert!(refused.contains("`n_group` = 4, of which 2 stay, does not divide 6 experts"), "{refused}");
     let ernie = r#""moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0, "moe_layer_end_index": 0"#;
