@@ -25,7 +25,7 @@ from transformers import AutoConfig
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests/golden"
 R, EXPERT_RANK, ALPHA = 4, 3, 6.0
-ROOTED = ("granitemoe",)  # with `use_rslora`
+ROOTED = ("glm4_moe", "granitemoe")  # with `use_rslora`
 WITHOUT_CURVE = ("granitemoe", "lfm2_moe", "llama4", "qwen3_5_moe", "qwen3_vl_moe")
 
 

@@ -124,7 +124,8 @@ impl ModelConfig {
     /// How PEFT has the adapters of its experts.
     #[must_use]
     pub fn expert_form(&self) -> ExpertForm {
-        self.family().experts.map(|experts| experts.form).unwrap_or_default()
+        let has_experts = self.blocks.iter().any(|block| block.mixture().is_some());
+        self.family().experts.filter(|_| has_experts).map(|experts| experts.form).unwrap_or_default()
     }
 
     /// Number of parameters; a tied head is counted once.

@@ -262,11 +262,15 @@ pub enum TargetModules {
 }
 
 impl TargetModules {
-    /// With more names in a list.
+    /// With more names.
     #[must_use]
     pub fn and(self, more: Vec<String>) -> Self {
         match self {
             Self::Names(names) => Self::Names([names, more].concat()),
+            Self::Regex(regex) if !more.is_empty() => {
+                let more: Vec<String> = more.iter().map(|name| regex::escape(name)).collect();
+                Self::Regex(format!(r"{regex}|(?:.*\.)?(?:{})", more.join("|")))
+            }
             other => other,
         }
     }

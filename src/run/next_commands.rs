@@ -71,7 +71,8 @@ pub(super) fn next_scores(dir: &RunDir, longer: Option<&str>) -> String {
 /// The highest rank of a matrix in an adapter's file, where gate and up of joined experts are one.
 pub(crate) fn highest_rank(config: &ModelConfig, selection: &Selection) -> usize {
     let of = |shape: AdapterShape| {
-        let has_both = matches!(config.expert_form(), ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Turned);
+        let form = config.expert_form();
+        let has_both = form.is_joined() && form != ExpertForm::Ungated;
         let is_joined = shape.num_experts.is_some() && has_both;
         if is_joined { 2 * shape.r } else { shape.r }
     };
@@ -81,7 +82,7 @@ pub(crate) fn highest_rank(config: &ModelConfig, selection: &Selection) -> usize
 /// What servers do with adapters on experts that are joined in the file, where they do not take them as they are. vLLM has joined
 /// experts in its classes of some models, and then needs both of their parameters.
 pub(crate) fn about_experts(config: &ModelConfig, selection: &Selection) -> Option<String> {
-    if !selection.adapts_experts() || config.expert_form() == ExpertForm::Apart {
+    if !selection.adapts_experts() || !config.expert_form().is_joined() {
         return None;
     }
     let adapted: Vec<String> = selection.adapted_modules(config).map(|(module, ..)| module).collect();

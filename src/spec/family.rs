@@ -371,8 +371,10 @@ pub(crate) struct Experts {
 /// How PEFT has the adapters of a layer's experts in its files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExpertForm {
-    /// One by one, as it reads them.
+    /// Not at all: the model has none, or is not known.
     #[default]
+    None,
+    /// One by one, as it reads them.
     Apart,
     /// One for gate and up of all experts, and one for down; up is below gate.
     Joined,
@@ -382,6 +384,14 @@ pub enum ExpertForm {
     Ungated,
     /// As joined, where A and B have each other's places: PEFT takes the matrices, `[experts, in, out]`, for turned ones (Llama 4).
     Turned,
+}
+
+impl ExpertForm {
+    /// Whether those of all experts of a layer are one.
+    #[must_use]
+    pub fn is_joined(self) -> bool {
+        !matches!(self, Self::None | Self::Apart)
+    }
 }
 
 /// Routers of mixtures beyond the softmax, and what stands beside their experts.

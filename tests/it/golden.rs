@@ -418,25 +418,11 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
     }
 }
 
-/// Families of which PEFT 0.21 takes names of shared experts and dense layers for those of experts, and leaves out their adapters.
-const TAKEN_FOR_EXPERTS: [&str; 10] = [
-    "glm4_moe", "dots1", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "hunyuan_v1_moe", "exaone_moe",
-    "solar_open", "glm4v_moe",
-];
-
 #[test]
 #[ignore = "needs LORA_TRAIN_PYTHON, a Python with peft (scripts/setup_python.sh)"]
 fn peft_loads_our_adapter_and_gives_our_logits() {
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
-    let (mut families, of_modules): (Vec<_>, Vec<_>) = (families().collect(), crate::modules::families().collect());
-    for (_, golden, _) in families.iter_mut().filter(|(name, ..)| TAKEN_FOR_EXPERTS.contains(name)) {
-        let has_latents = golden.model(Dtype::F32).config.blocks[0].attention().is_some_and(|it| it.latent().is_some());
-        let cases = &mut golden.json["cases"];
-        cases["rslora"] = cases["all_linear"].clone();
-        let latents = ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"];
-        let targets = if has_latents { latents } else { ["q_proj", "v_proj", "o_proj"] };
-        cases["rslora"]["lora"]["target_modules"] = serde_json::json!(targets);
-    }
+    let (families, of_modules): (Vec<_>, Vec<_>) = (families().collect(), crate::modules::families().collect());
     let [quickstart, dora] = [(quickstart(), "rslora"), (crate::dora::golden(), "patterns")];
     let others = [quickstart, dora, (crate::token_rows::golden(), "all"), (crate::modules::golden(), "all")];
     let others = others.iter().map(|(golden, case)| (golden, *case));
@@ -560,7 +546,7 @@ fn real(name: &str) -> &'static str {
 /// How files have adapters on experts, what GGUF files are called, and what has no kernels on NVIDIA GPUs.
 fn forms(config: &ModelConfig) -> [String; 3] {
     let of_experts = match config.expert_form() {
-        _ if config.blocks.iter().all(|block| block.mixture().is_none()) => "-",
+        ExpertForm::None => "-",
         ExpertForm::Apart => "one by one",
         ExpertForm::Joined | ExpertForm::InTurn | ExpertForm::Ungated | ExpertForm::Turned => "joined",
     };

@@ -34,7 +34,8 @@ pub(super) fn to_json(
     let one_by_one = (nesting.is_some() || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
         || config.exclude_modules.is_some();
     let target_modules = if one_by_one {
-        json!(weights.keys().collect::<Vec<_>>())
+        let is_parameter = |module: &String| !target_parameters.is_empty() && is_like_expert(module);
+        json!(weights.keys().filter(|module| !is_parameter(module)).collect::<Vec<_>>())
     } else {
         target_modules(&config.target_modules, weights, nesting)
     };
@@ -87,12 +88,12 @@ pub(super) fn to_json(
     json
 }
 
-/// The section for an adapter on experts, and the parameters that are named one by one: those of all experts, or weights beside experts
-/// whose names PEFT would take for those of experts. It has one rank for all experts, which is `r`.
+/// The section for an adapter of a model with experts, and the parameters that are named one by one: those of all experts, or weights
+/// beside experts whose names PEFT would take for those of experts. It has one rank for all experts, which is `r`.
 ///
 /// Source: `_convert_peft_config_moe` of PEFT 0.21.
 fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraConfig, Vec<String>)> {
-    let expert_rank = config.expert_rank?;
+    let Some(expert_rank) = config.expert_rank else { return beside_experts(config, weights) };
     let others = || weights.iter().filter(|(module, _)| !is_of_expert(module));
     let within = |module: &str| module.splitn(4, '.').last().map(regex::escape).unwrap_or_default();
     let mut written = config.clone();
@@ -106,8 +107,14 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
         written.alpha_pattern = before(&config.alpha_pattern, alphas);
         written.rank_pattern = before(&config.rank_pattern, ranks.iter().map(|(name, r)| (name.clone(), *r)));
     }
-    if weights.experts != ExpertForm::Apart {
+    if weights.experts.is_joined() {
         return Some(with_parameters(written, weights));
+    }
+    if config.use_rslora {
+        // PEFT joins gate and up, with twice the rank, by whose root it divides, and twice `lora_alpha`. Its own pattern for that,
+        // `.*\.gate_up_proj`, comes later, also where it sorts them.
+        let joined = (r"(experts\.gate_up_proj)".to_owned(), written.alpha_for(2 * expert_rank));
+        written.alpha_pattern = before(&[joined].into_iter().collect(), pairs(&written.alpha_pattern));
     }
     if let TargetModules::Names(names) = &mut written.target_modules {
         // PEFT knows the names of experts' layers there, but not of their parameters.
@@ -122,12 +129,34 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
         names.retain(|name| !first().any(|module| is_of(module, name)));
         names.extend(added);
     }
+    Some(as_parameters(written, others().map(|(module, _)| module)))
+}
+
+/// The same where experts stay frozen: PEFT would wait for theirs, and leave these out. It has no DoRA of parameters, and no dropout.
+fn beside_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraConfig, Vec<String>)> {
+    if weights.experts != ExpertForm::Apart || config.use_dora || !weights.keys().any(|module| is_like_expert(module)) {
+        return None;
+    }
+    let others = || weights.keys().filter(|module| !is_like_expert(module));
+    let names = match &config.target_modules {
+        TargetModules::AllLinear => {
+            others().map(|module| short_name(module).to_owned()).collect::<BTreeSet<_>>().into_iter().collect()
+        }
+        TargetModules::Names(names) => names.iter().filter(|name| !is_like_expert(name)).cloned().collect(),
+        TargetModules::Regex(_) => others().cloned().collect(),
+    };
+    let target_modules = TargetModules::Names(names);
+    Some(as_parameters(LoraConfig { target_modules, lora_dropout: 0.0, ..config.clone() }, weights.keys()))
+}
+
+/// Names of the weights among these modules that PEFT would take for those of experts, and patterns for them.
+fn as_parameters<'a>(mut written: LoraConfig, modules: impl Iterator<Item = &'a String>) -> (LoraConfig, Vec<String>) {
     let of_parameter = |name: &String| if is_like_expert(name) { format!("{name}{WEIGHT}") } else { name.clone() };
     written.rank_pattern = written.rank_pattern.renamed(of_parameter);
     written.alpha_pattern = written.alpha_pattern.renamed(of_parameter);
-    let named = others().map(|(module, _)| module).filter(|module| is_like_expert(module));
+    let named = modules.filter(|module| is_like_expert(module));
     let in_layers = named.map(|module| format!("{}.weight", module.splitn(3, '.').last().unwrap_or_default()));
-    Some((written, in_layers.collect()))
+    (written, in_layers.collect())
 }
 
 /// The same where a file has those of experts joined: gate and up are one, of twice the rank, and names are those of other modules.
@@ -183,7 +212,7 @@ fn is_like_expert(name: &str) -> bool {
 
 /// The value of `target_modules` for the layers of an adapter with these weights.
 fn target_modules(written: &TargetModules, weights: &AdapterWeights, nesting: Option<&str>) -> serde_json::Value {
-    let joined = weights.experts != ExpertForm::Apart;
+    let joined = weights.experts.is_joined();
     let modules = weights.keys().filter(|module| !(joined && is_of_expert(module))).map(|module| short_name(module));
     match (written, nesting) {
         (TargetModules::AllLinear, Some(nesting)) => json!(nested(nesting, modules)),

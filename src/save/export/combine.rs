@@ -15,7 +15,7 @@ use crate::lora::targets::AdapterShape;
 use crate::model::weights::Weights;
 use crate::ops::low_rank::LowRank;
 use crate::schema::{ByName, Problem};
-use crate::spec::{ExpertForm, ModelConfig, SiteId, is_of_expert};
+use crate::spec::{ModelConfig, SiteId, is_of_expert};
 use crate::util::stats::as_f64;
 
 /// An adapter of several.
@@ -174,7 +174,7 @@ pub fn write_plain(folder: &Path, folder_of_model: &Path, base: &str, out: &Path
     let alone = Combination { kind, density: 1.0, majority_sign, svd_rank: None, seed: 0 };
     let mut combined = combine(&[(folder.to_owned(), 1.0)], &alone, folder_of_model)?;
     let SavedAdapter { weights, config, .. } = &mut combined.adapter;
-    if config.expert_rank.is_some() && weights.experts != ExpertForm::Apart {
+    if config.expert_rank.is_some() && weights.experts.is_joined() {
         let problem = Problem::new("experts' adapters are joined in the file of this model, with ranks of their own");
         return Err(problem.at(folder.display()).hint("merge it into its model").into());
     }

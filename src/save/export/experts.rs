@@ -54,7 +54,7 @@ impl AdapterWeights {
     /// The parameters of all experts that have adapters where the file has these joined, by the module that holds the experts.
     pub(super) fn parameters(&self) -> BTreeMap<&str, BTreeSet<usize>> {
         let mut found: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
-        let places = self.keys().filter(|_| self.experts != ExpertForm::Apart).filter_map(|module| place(module));
+        let places = self.keys().filter(|_| self.experts.is_joined()).filter_map(|module| place(module));
         for (experts, _, part) in places {
             found.entry(experts).or_default().insert(part / 2);
         }

@@ -190,7 +190,7 @@ impl SavedAdapter {
                 (ExpertForm::Turned, version) => version.is_none_or(|version| version >= [0, 19, 0]),
                 (_, None) => false,
                 (ExpertForm::InTurn, Some(version)) => version == [0, 19, 0],
-                (ExpertForm::Apart | ExpertForm::Joined | ExpertForm::Ungated, Some(version)) => version < [0, 19, 0],
+                (_, Some(version)) => version < [0, 19, 0],
             },
             [false, false] => return self,
             [_, swapped] => swapped,
