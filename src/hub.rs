@@ -133,6 +133,7 @@ mod tests {
             ("tokenizer.json", b"{\"model\": 1}".to_vec()),
             ("tokenizer_config.json", b"{}".to_vec()),
             ("chat_template.jinja", b"{{ x }}".to_vec()),
+            ("chat_template.json", b"{}".to_vec()),
             ("model.safetensors.index.json", index.as_bytes().to_vec()),
             ("model-00001-of-00002.safetensors", vec![7; 300_000]),
             ("model-00002-of-00002.safetensors", vec![9; 1_000]),
@@ -202,6 +203,7 @@ mod tests {
             names,
             [
                 "chat_template.jinja",
+                "chat_template.json",
                 "config.json",
                 "generation_config.json",
                 "model-00001-of-00002.safetensors",

@@ -308,6 +308,7 @@ impl DataSource {
             .collect();
         let mut seen = BTreeSet::new();
         used.retain(|name| seen.insert(*name));
+        used.extend((self.format != DataFormat::Text).then_some("images"));
         let reads = match self.format {
             DataFormat::Auto => "which no format reads".to_owned(),
             given => format!("which format `{}` does not read", given.name()),

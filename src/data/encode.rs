@@ -192,7 +192,7 @@ impl Encoder<'_> {
             Prompt::Chat { messages, tools } => {
                 let template = self.template.ok_or_else(|| DataError::Config(NO_TEMPLATE.to_owned()))?;
                 let (messages, in_text) = taken_out(self.images, messages)?;
-                let text = template.render(&messages, tools.as_ref(), true)?;
+                let text = template.render_prompt(&messages, tools.as_ref())?;
                 in_text.prompt_ids(self.images, self.tokenizer, text)?
             }
         };
@@ -437,6 +437,20 @@ mod tests {
         // Scores are read behind what the template writes.
         let scored = Encoder { scores: true, ..plain }.encode(&pair).unwrap();
         assert_eq!(ids(&scored).1, [119, 118]);
+    }
+
+    #[test]
+    fn a_prompt_whose_tools_leave_no_trace_is_refused() {
+        let tokenizer = chat_tokenizer();
+        let template = ChatTemplate::open("auto", &tokenizer).unwrap();
+        let encoder = Encoder { template: template.as_ref(), ..encoder(&tokenizer) };
+        let prompt = |tools: Option<Value>| {
+            let messages = vec![json!({"role": "user", "content": "x"})];
+            encoder.encode(&Sample::Prompt(Prompt::Chat { messages, tools }))
+        };
+        assert!(prompt(None).unwrap().ids.contains(&120));
+        let error = prompt(Some(json!([{"type": "function", "function": {"name": "tide"}}]))).unwrap_err().to_string();
+        assert!(error.contains("tool `tide` leaves no trace"), "{error}");
     }
 
     #[test]

@@ -147,7 +147,9 @@ impl RowFormat {
             used.any(|name| name == column)
                 || (is_list && (column == "functions" || LOSS_KEYS.contains(&column)))
                 || (is_completed && matches!(column, "system" | "tools"))
-                || (self.images.is_some() && self.format != DataFormat::Text && images::is_column(row, column))
+                || (self.images.is_some()
+                    && self.format != DataFormat::Text
+                    && self.columns.get("images").map_or_else(|| images::is_column(row, column), |own| own == column))
         };
         let names = row.as_object().into_iter().flat_map(Map::keys);
         for name in names.filter(|name| !is_used(name)) {
@@ -179,6 +181,7 @@ impl RowFormat {
     /// # Errors
     /// What is wrong with the row.
     pub fn read(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<Sample, String> {
+        let row = &*self.with_column_of_images(row);
         if self.is_detected {
             refuse_preferences(row)?;
             let sees = self.images.is_some() && template.is_some() && self.format != DataFormat::Text;
@@ -219,6 +222,18 @@ impl RowFormat {
         }
     }
 
+    /// The row with its images under `images`.
+    fn with_column_of_images<'a>(&self, row: &'a Value) -> Cow<'a, Value> {
+        let mut row = Cow::Borrowed(row);
+        if let Some(column) = self.columns.get("images")
+            && let Some(keys) = row.to_mut().as_object_mut()
+        {
+            let images = keys.shift_remove(column);
+            keys.insert("images".into(), images.unwrap_or_default());
+        }
+        row
+    }
+
     /// The messages of a conversation, each read by `read`, with its images where the model sees such.
     fn conversation_of(
         &self,
@@ -251,7 +266,7 @@ impl RowFormat {
 
     /// The images of a row beside its texts; where the recipe names these and the model sees none, they alone are meant.
     fn images_beside(&self, row: &Value, template: Option<&ChatTemplate>) -> Result<RowImages<'_>, String> {
-        if self.images.is_none() && !self.is_detected {
+        if self.images.is_none() && !self.is_detected && !self.columns.contains_key("images") {
             return Ok(RowImages::default());
         }
         self.images_of(row, template)
@@ -511,8 +526,15 @@ fn refuse_media(row: &Value) -> Result<(), String> {
 fn refuse_media_but(row: &Value, read: &[&str]) -> Result<(), String> {
     let mut media =
         ["image", "images", "audio", "audios", "video", "videos"].iter().filter(|name| !read.contains(name));
-    match media.find(|name| is_filled(&row[**name])) {
-        Some(name) => Err(format!("the row has `{name}`; {TEXT_ONLY}")),
+    if let Some(name) = media.find(|name| is_filled(&row[**name])) {
+        return Err(format!("the row has `{name}`; {TEXT_ONLY}"));
+    }
+    match images::stored(row).find(|name| !read.contains(name)) {
+        Some(name) if read.is_empty() => Err(format!("the row has `{name}`, an image or sound; {TEXT_ONLY}")),
+        Some(name) => Err(format!(
+            "the row has `{name}`, an image or sound that is not read\n  hint: `columns = {{ images = {name:?} }}` names the \
+             column of images"
+        )),
         None => Ok(()),
     }
 }

@@ -16,6 +16,7 @@ use super::tokenizer::Tokenizer;
 mod between;
 mod conversation;
 mod ends;
+mod parts;
 mod trace;
 
 pub use between::GoesOn;
@@ -61,6 +62,8 @@ pub struct ChatTemplate {
     special: Option<Regex>,
     /// The strings in the tags of `source`.
     strings: HashSet<String>,
+    /// Roles whose contents the template reads as lists of parts alone.
+    list_roles: Vec<&'static str>,
     ends: OnceLock<TurnEnds>,
     reads_parts: OnceLock<bool>,
     /// Hashes of the kinds of places in a conversation that the template is known to write.
@@ -112,7 +115,7 @@ impl ChatTemplate {
             .map(|date| Sha256::digest(format!("{:?}", (source, date, &special_tokens))).into());
         let vocabulary = Vocabulary::of(tokenizer);
         let special: Vec<String> = vocabulary.special.iter().map(|text| regex::escape(text)).collect();
-        Ok(Self {
+        let mut template = Self {
             jinja,
             source: source.to_owned(),
             origin: origin.to_owned(),
@@ -122,10 +125,13 @@ impl ChatTemplate {
             vocabulary,
             special: (!special.is_empty()).then(|| Regex::new(&special.join("|")).ok()).flatten(),
             strings: jinja::strings(source),
+            list_roles: Vec::new(),
             ends: OnceLock::new(),
             reads_parts: OnceLock::new(),
             traced: Mutex::default(),
-        })
+        };
+        template.find_list_roles();
+        Ok(template)
     }
 
     /// Takes another template for conversations with tools.
@@ -201,7 +207,7 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let template = self.for_tools(tools);
         template.render_values(
-            &values(messages),
+            &template.values(messages),
             tools,
             if add_generation_prompt { Prompt::Answer } else { Prompt::None },
         )
@@ -289,18 +295,6 @@ impl ChatTemplate {
             ])
         }
     }
-}
-
-/// Messages as a template gets them.
-fn values(messages: &[Value]) -> Vec<minijinja::Value> {
-    messages.iter().map(value).collect()
-}
-
-/// A message as a template gets it: without the loss mask, which only the trainer reads.
-fn value(message: &Value) -> minijinja::Value {
-    let keys = message.as_object().into_iter().flatten();
-    let keys = keys.filter(|(key, _)| !["weight", "train_detail"].contains(&key.as_str()));
-    keys.map(|(key, value)| (key.as_str(), minijinja::Value::from_serialize(value))).collect()
 }
 
 /// The end of a rendering.

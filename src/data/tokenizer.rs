@@ -353,7 +353,8 @@ impl Tokenizer {
         &self.named
     }
 
-    /// The model's chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`; of several, `default`.
+    /// The model's chat template: `chat_template.jinja`, else the one in `chat_template.json`, `processor_config.json` or
+    /// `tokenizer_config.json`; of several, `default`.
     #[must_use]
     pub fn chat_template(&self) -> Option<&str> {
         self.templates.default.as_deref()

@@ -19,9 +19,9 @@ const SINGLE: &str = "model.safetensors";
 /// Lists which tensor is in which shard.
 const INDEX: &str = "model.safetensors.index.json";
 /// Small files that a model needs or that belong to it.
-const SIDE_FILES: [&str; 7] = [
-    CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json",
-    "preprocessor_config.json", "processor_config.json",
+const SIDE_FILES: [&str; 8] = [
+    CONFIG, "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+    "added_tokens.json", "preprocessor_config.json", "processor_config.json",
 ];
 /// A model's repository, and which of its files are needed.
 #[derive(Clone, Copy)]

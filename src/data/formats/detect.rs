@@ -47,6 +47,29 @@ impl RowFormat {
         first_row: &Value,
         kind: RowKind,
     ) -> Result<Self, String> {
+        let mut columns = columns.clone();
+        // Whatever the format is.
+        let images = columns.remove("images");
+        let mut found = Self::of_texts(format, &columns, first_row, kind)?;
+        if let Some(column) = images {
+            if found.format == DataFormat::Text {
+                return Err("`columns` has `images`, which format `text` does not use; it uses text".into());
+            }
+            if first_row.get(&column).is_none() {
+                let keys = keys_of(first_row);
+                return Err(format!("`columns` says that `images` is column `{column}`; the row has {keys}"));
+            }
+            found.columns.insert("images".into(), column);
+        }
+        Ok(found)
+    }
+
+    fn of_texts(
+        format: DataFormat,
+        columns: &BTreeMap<String, String>,
+        first_row: &Value,
+        kind: RowKind,
+    ) -> Result<Self, String> {
         if kind != RowKind::Sequence {
             return Self::of_preferences(format, columns, first_row, kind);
         }

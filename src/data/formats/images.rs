@@ -87,6 +87,18 @@ pub(super) fn is_column(row: &Value, name: &str) -> bool {
     COLUMNS.contains(&name) && (name != "file_name" || row[name].as_str().is_some_and(has_image_name) && is_alone())
 }
 
+/// The columns of images, or of sound, as `datasets` stores them: `bytes` and `path`.
+pub(super) fn stored(row: &Value) -> impl Iterator<Item = &str> {
+    let is_one = |value: &Value| {
+        value.as_object().is_some_and(|keys| {
+            ["bytes", "path"].iter().all(|key| keys.contains_key(*key)) && keys.values().any(is_filled)
+        })
+    };
+    let columns = row.as_object().into_iter().flatten();
+    let stored = columns.filter(move |(_, value)| is_one(value.get(0).unwrap_or(value)));
+    stored.map(|(name, _)| name.as_str())
+}
+
 /// Whether a column has messages that say what their images are.
 fn names_images(column: &Value) -> bool {
     let list = list_of(if column["messages"].is_array() { &column["messages"] } else { column });
@@ -319,6 +331,34 @@ mod tests {
         assert!(error.ends_with("an image is seen beside a question, such as a `prompt`"), "{error}");
         let (_, unused) = read(&json!({"file_name": "a.py", "question": "Total?", "answer": "12"}));
         assert_eq!(unused, BTreeSet::from(["file_name".to_owned()]));
+    }
+
+    #[test]
+    fn images_in_a_column_of_another_name_are_named_or_refused() {
+        let template = ChatTemplate::new(TEMPLATE, "the test", &tokenizer()).unwrap();
+        let image = json!({"bytes": "AAAA", "path": "a.png"});
+        for img in [image.clone(), json!([image])] {
+            let row = json!({"img": img, "question": "Total?", "answer": "12"});
+            let error = read(&row).0.unwrap_err();
+            assert!(error.contains("not read\n  hint: `columns = { images = \"img\" }`"), "{error}");
+            let detect = |column: &str| {
+                let columns = [("images", column), ("prompt", "question"), ("completion", "answer")];
+                let columns = columns.map(|(name, column)| (name.to_owned(), column.to_owned())).into();
+                RowFormat::detect(DataFormat::Auto, &columns, &row, RowKind::Sequence)
+            };
+            let blind = detect("img").unwrap().read(&row, Some(&template)).unwrap_err();
+            assert!(blind.contains("text alone is learnt from"), "{blind}");
+            let (format, mut unused) = (detect("img").unwrap().with_images(Some("folder".into())), BTreeSet::new());
+            format.add_unused(&row, &mut unused);
+            let (sample, named) =
+                (format.read(&row, Some(&template)), json!({"images": img, "question": "Total?", "answer": "12"}));
+            assert_eq!((sample, unused), read(&named));
+            let texts = [("images", "img"), ("text", "answer")];
+            let texts = texts.map(|(name, column)| (name.to_owned(), column.to_owned())).into();
+            let error = RowFormat::detect(DataFormat::Auto, &texts, &row, RowKind::Sequence).unwrap_err();
+            assert!(error.contains("has `images`, which format `text` does not use"), "{error}");
+            assert!(detect("imgs").unwrap_err().contains("`images` is column `imgs`; the row has `img`"));
+        }
     }
 
     #[test]

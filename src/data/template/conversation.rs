@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::{ChatTemplate, Prompt, Rendered, TemplateError, value, values};
+use super::{ChatTemplate, Prompt, Rendered, TemplateError};
 
 /// Keys of a message whose text is part of the conversation.
 pub(super) const TEXT_KEYS: [&str; 2] = ["content", "reasoning_content"];
@@ -30,7 +30,7 @@ impl<'a> Conversation<'a> {
         messages: &'a [Value],
         tools: Option<&'a Value>,
     ) -> Result<Self, TemplateError> {
-        let values = values(messages);
+        let values = template.values(messages);
         let text = template.render_values(&values, tools, Prompt::None)?;
         Ok(Self { template, messages, values, tools, text, unread: BTreeSet::new() })
     }
@@ -188,7 +188,7 @@ impl<'a> Conversation<'a> {
         // Where the template refuses a change, nothing is found.
         let word = self.first_word(index).filter(|word| (index == 0 || from > 0) && from <= *word);
         let word = word.ok_or_else(|| self.not_found(index))?;
-        let question = values(&[json!({"role": "user", "content": "x"})]);
+        let question = self.template.values(&[json!({"role": "user", "content": "x"})]);
         let render = |kind: Prompt| self.template.render_values(&question, self.tools, kind);
         let asked = render(Prompt::None).unwrap_or_default();
         let ends = self.prompt_kinds().iter().filter_map(|kind| {
@@ -266,7 +266,7 @@ impl<'a> Conversation<'a> {
         let mut message = self.messages[index].clone();
         change(&mut message);
         let mut values = self.values.clone();
-        values[index] = value(&message);
+        values[index] = self.template.value(&message);
         values
     }
 

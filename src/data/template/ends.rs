@@ -122,43 +122,22 @@ fn closing<T: AsRef<str>>(text: &str, tokens: &[T], ends: &[String]) -> Option<u
 /// Short conversations under a template; what it refuses is `None`.
 struct Conversations<'a> {
     template: &'a ChatTemplate,
-    /// It reads nothing but lists of parts.
-    reads_parts_alone: bool,
 }
 
-impl<'a> Conversations<'a> {
-    fn of(template: &'a ChatTemplate) -> Self {
-        let reads = |reads_parts_alone: bool| {
-            Self { template, reads_parts_alone }.asked(false).is_some_and(|text| text.contains(QUESTION))
-        };
-        Self { template, reads_parts_alone: !reads(false) && reads(true) }
-    }
-
+impl Conversations<'_> {
     fn render(&self, messages: &[Value], prompt: bool) -> Option<String> {
         self.template.render(messages, None, prompt).ok()
     }
 
-    fn message(&self, role: &str, word: &str) -> Value {
-        if self.reads_parts_alone {
-            json!({"role": role, "content": [{"type": "text", "text": word}]})
-        } else {
-            json!({"role": role, "content": word})
-        }
-    }
-
-    fn user(&self) -> Value {
-        self.message("user", QUESTION)
-    }
-
     /// A question.
     fn asked(&self, prompt: bool) -> Option<String> {
-        self.render(&[self.user()], prompt)
+        self.render(&[message("user", QUESTION)], prompt)
     }
 
     /// With its answer, and a question behind it or not.
     fn with_answer(&self, is_followed: bool) -> Option<String> {
-        let mut messages = vec![self.user(), self.message("assistant", ANSWER)];
-        messages.extend(is_followed.then(|| self.user()));
+        let mut messages = vec![message("user", QUESTION), message("assistant", ANSWER)];
+        messages.extend(is_followed.then(|| message("user", QUESTION)));
         self.render(&messages, false)
     }
 
@@ -168,13 +147,17 @@ impl<'a> Conversations<'a> {
         let calls: Vec<Value> = (0..count)
             .map(|index| json!({"id": format!("call0000{index}"), "type": "function", "function": function}))
             .collect();
-        let mut call = self.message("assistant", "");
+        let mut call = message("assistant", "");
         call["tool_calls"] = calls.into();
         let result = json!({"role": "tool", "content": "1", "tool_call_id": "call00000", "name": FUNCTION});
-        let mut messages = vec![self.user(), call];
+        let mut messages = vec![message("user", QUESTION), call];
         messages.extend(is_followed.then_some(result));
         self.render(&messages, false)
     }
+}
+
+fn message(role: &str, word: &str) -> Value {
+    json!({"role": role, "content": word})
 }
 
 /// What ends the assistant's turns under a template.
@@ -202,7 +185,7 @@ impl TurnEnds {
     /// Renders short conversations. What the template refuses stays unknown.
     pub(super) fn of(template: &ChatTemplate) -> Self {
         let vocabulary = &template.vocabulary;
-        let conversations = Conversations::of(template);
+        let conversations = Conversations { template };
         let of_template = format!("the chat template of {}", template.origin);
         let mut ends = Self::default();
         let asked = conversations.asked(false).unwrap_or_default();

@@ -53,7 +53,7 @@ impl Files {
             path: model.to_owned(),
             content: tokenizer.to_string().into_bytes(),
             templates: match Templates::of_gguf(&config) {
-                Templates { default: None, .. } => Templates::of_files(folder)?,
+                Templates { default: None, .. } => Templates::of_folder(folder, &Value::Null)?,
                 templates => templates,
             },
             config: (model.to_owned(), config),
@@ -101,7 +101,7 @@ impl Files {
             added: read("added_tokens.json")?.1,
             generation_config: read("generation_config.json")?.1,
             model_config: read("config.json")?.1,
-            templates: Templates::of_folder(folder, &config.1, &config.0)?,
+            templates: Templates::of_folder(folder, &config.1)?,
             config,
         })
     }
@@ -139,27 +139,40 @@ pub(crate) fn token_ids(value: &Value) -> impl Iterator<Item = u32> {
 }
 
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Where the processors of older models have it, under `chat_template`.
+const PROCESSOR_FILES: [&str; 2] = ["chat_template.json", "processor_config.json"];
 /// Where the templates are that have names.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
 impl Templates {
-    /// Those of a folder's own files if there are any, else those of `tokenizer_config.json`, as in transformers. The latter
-    /// has a string, a list of `{name, template}` or an object of names. Where none is `default`, that raises.
-    fn of_folder(folder: &Path, config: &Value, config_path: &Path) -> Result<Self, TokenizerError> {
-        let files = Self::of_files(folder)?;
-        if files.default.is_some() {
-            return Ok(files);
+    /// Those of a folder's own files if there are any, else those of the processor, in files of transformers 4, else those of
+    /// `config`, its `tokenizer_config.json`.
+    fn of_folder(folder: &Path, config: &Value) -> Result<Self, TokenizerError> {
+        let mut templates = Self::of_files(folder)?;
+        for file in PROCESSOR_FILES {
+            if templates.default.is_none() {
+                templates = templates.or_of(&read_json(&folder.join(file))?.unwrap_or_default(), folder, file)?;
+            }
+        }
+        templates.or_of(config, folder, "tokenizer_config.json")
+    }
+
+    /// Those of this `file`, which is `config`, where there are none: a string, a list of `{name, template}` or an object of names.
+    /// Where none is `default`, that raises.
+    fn or_of(self, config: &Value, folder: &Path, file: &str) -> Result<Self, TokenizerError> {
+        if self.default.is_some() {
+            return Ok(self);
         }
         let named: BTreeMap<&str, &Value> = match &config["chat_template"] {
-            Value::Null => return Ok(files),
-            Value::String(template) => return Ok(Self { default: Some(template.clone()), ..files }),
+            Value::Null => return Ok(self),
+            Value::String(template) => return Ok(Self { default: Some(template.clone()), ..self }),
             Value::Array(named) => {
                 named.iter().filter_map(|entry| Some((entry["name"].as_str()?, &entry["template"]))).collect()
             }
             Value::Object(named) => named.iter().map(|(name, template)| (name.as_str(), template)).collect(),
             _ => {
                 let reason = "`chat_template` must be a string, a list of {name, template} or an object of names";
-                return Err(TokenizerError::of_file(config_path, reason));
+                return Err(TokenizerError::of_file(&folder.join(file), reason));
             }
         };
         let template = |name: &str| Some((*named.get(name)?).as_str()?.to_owned());
@@ -167,14 +180,14 @@ impl Templates {
         let missing = || {
             let found: Vec<&&str> = named.keys().collect();
             let reason = format!(
-                "`chat_template` of tokenizer_config.json has {found:?}, and none is \"{DEFAULT_TEMPLATE}\"\n  hint: write \
+                "`chat_template` of {file} has {found:?}, and none is \"{DEFAULT_TEMPLATE}\"\n  hint: write \
                  the one to use to a file and set `data.chat_template` to its path"
             );
             format!("{{{{ raise_exception({}) }}}}", Value::from(reason))
         };
         Ok(Self {
             default: Some(template(DEFAULT_TEMPLATE).unwrap_or_else(missing)),
-            with_tools: files.with_tools.or_else(|| template(TOOL_TEMPLATE)),
+            with_tools: self.with_tools.or_else(|| template(TOOL_TEMPLATE)),
         })
     }
 

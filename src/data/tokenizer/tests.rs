@@ -231,6 +231,17 @@ fn the_template_file_goes_before_the_configuration() {
     assert_eq!(open(&named, &[]).unwrap().chat_template(), Some("D"));
     let file = [("chat_template.jinja", json!("F"))];
     assert_eq!(open(&named, &file).unwrap().chat_template(), Some("F"));
+    // Files of the processor.
+    let [legacy, older] =
+        ["chat_template.json", "processor_config.json"].map(|name| (name, json!({"chat_template": name})));
+    for (files, expected) in [
+        (&[file[0].clone(), legacy.clone()][..], "F"),
+        (&[older.clone(), legacy][..], "chat_template.json"),
+        (&[older, ("chat_template.json", json!({}))][..], "processor_config.json"),
+        (&[("processor_config.json", json!({"image_seq_len": 64}))][..], "D"),
+    ] {
+        assert_eq!(open(&named, files).unwrap().chat_template(), Some(expected));
+    }
     assert_eq!(open(&json!({}), &[]).unwrap().chat_template(), None);
     let with_tools = |files: &[(&str, Value)]| open(&named, files).unwrap().tool_template().map(ToOwned::to_owned);
     assert_eq!((with_tools(&[]).as_deref(), with_tools(&file)), (Some("T"), None));

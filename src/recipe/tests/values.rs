@@ -185,7 +185,7 @@ fn columns_must_be_those_of_the_format() {
     assert_eq!(
         problems("format = \"alpaca\"\ncolumns = { prompt = \"a\", output = \"b\" }"),
         ["r:6:13: `data.train[0].columns` has `prompt`, which format `alpaca` does not read\n  hint: it reads \
-          instruction, output, input, system"]
+          instruction, output, input, system, images"]
     );
     assert_eq!(
         problems("columns = { question = \"prompt\" }"),

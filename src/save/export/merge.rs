@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use self::experts::Experts;
 use self::written::{ToWrite, Written, torch_name};
 use super::adapter_file::{EMBEDDING, HEAD};
-use super::tokenizer_files::{CHAT_TEMPLATE, TOKENIZER_FILES, copy, copy_named_templates};
+use super::tokenizer_files::{TOKENIZER_FILES, copy, copy_named_templates, write_template};
 use super::{Ends, ExportError, PromptForm};
 use crate::data::tokenizer::{Tokenizer, token_ids};
 use crate::device::Dtype;
@@ -163,8 +163,7 @@ fn write_side_files(
     let form = PromptForm::read(adapter)?;
     if let Some(PromptForm::ChatTemplate { chat_template: Some(template), .. }) = &form {
         // The adapter was trained with this template.
-        let path = out.join(CHAT_TEMPLATE);
-        files::write(&path, template).map_err(ExportError::io("write", &path))?;
+        write_template(out, template)?;
     } else {
         copy_named_templates(&merging.tokenizer, out)?;
     }

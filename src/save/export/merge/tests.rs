@@ -1,4 +1,5 @@
 use super::super::adapter_file::tests::{adapter, adapter_on};
+use super::super::tokenizer_files::{CHAT_TEMPLATE, PROCESSOR_TEMPLATE};
 use super::super::write_adapter;
 use burn::tensor::Device;
 use safetensors::SafeTensors;
@@ -324,8 +325,11 @@ fn an_output_that_is_not_empty_is_refused_and_an_empty_one_filled() {
     std::fs::remove_file(out.join("mine")).unwrap();
     let form = PromptForm::ChatTemplate { chat_template: Some("{{ messages }}\n".into()), system: None };
     form.write(&root.path().join("adapter")).unwrap();
+    // Processors would read it first.
+    std::fs::write(root.path().join("base").join(PROCESSOR_TEMPLATE), r#"{"chat_template": "{{ old }}"}"#).unwrap();
     merge_in(root.path()).unwrap();
     assert_eq!(std::fs::read_to_string(out.join(CHAT_TEMPLATE)).unwrap(), "{{ messages }}\n");
+    assert!(!out.join(PROCESSOR_TEMPLATE).exists());
     assert!(exists());
 }
 
