@@ -67,6 +67,22 @@ fn equal_images_are_one_and_others_have_their_own_ids() {
     assert_eq!([0, 64, 128].map(|at| scaled.values[at]), expected);
 }
 
+#[test]
+fn images_in_rows_wait_on_disk_only_until_they_are_encoded() {
+    let name = format!("data:image/png;base64,{}", STANDARD.encode(png([20, 9], [1; 3])));
+    let rows = || Images::new(Ok(vision()), Limits::default()).of_rows();
+    let (images, headers) = (rows(), rows().headers_alone());
+    let image = images.add(&name).unwrap();
+    assert_eq!(images.pieces(&image).unwrap().len(), 1);
+    images.drop_spool();
+    assert_eq!(images.add(&name).unwrap().first_id, image.first_id);
+    assert_eq!(headers.add(&name).unwrap().cut, image.cut);
+    for images in [&images, &headers] {
+        assert!(images.found().spool.is_none());
+        assert_eq!(images.pieces(&images.all()[0]).unwrap_err(), "is not there any more");
+    }
+}
+
 /// The files of features in a folder.
 fn kept(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
