@@ -110,7 +110,8 @@ impl FeatureWriter {
         let folder = folder.or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let in_use = InUse::mark(&folder).ok();
-        let now = in_use.as_ref().map_or_else(SystemTime::now, |in_use| in_use.since);
+        // Later for each file: another process may have marked them meanwhile.
+        let now = || in_use.iter().fold(SystemTime::now(), |now, in_use| now.max(in_use.since));
         // Of what is kept, that which is there is used now, and the rest is to have room.
         let (mut left, mut missing) = (most_bytes, 0);
         for image in images {
@@ -118,7 +119,7 @@ impl FeatureWriter {
             if bytes <= left {
                 left -= bytes;
                 match File::open(key.path(&folder, image)) {
-                    Ok(file) => drop(file.set_modified(now)),
+                    Ok(file) => drop(file.set_modified(now())),
                     Err(_) => missing += bytes,
                 }
             }
