@@ -47,6 +47,8 @@ pub struct Images {
     limits: Limits,
     /// Whether bytes of images that are no files wait on disk.
     spools: bool,
+    /// Whether no more than their headers is asked for.
+    is_of_headers: bool,
     /// What fetches those at web addresses, which are refused without it.
     web: Option<PublicFiles>,
     found: Mutex<Found>,
@@ -100,7 +102,7 @@ enum Source {
     /// A web address, whose file is kept.
     Web(String),
     Bytes(Vec<u8>),
-    /// A place in the spool.
+    /// A place in the spool, if that is there.
     Spooled(Range<u64>),
 }
 
@@ -117,13 +119,24 @@ impl Images {
     /// Reads images for a tower; where that cannot be, this is why.
     #[must_use]
     pub fn new(vision: Result<Vision, String>, limits: Limits) -> Self {
-        Self { vision, limits, spools: false, web: None, found: Mutex::default() }
+        Self { vision, limits, spools: false, is_of_headers: false, web: None, found: Mutex::default() }
     }
 
     /// The same for rows, of which many may have their images in them: these wait in a temporary file until they are encoded.
     #[must_use]
     pub fn of_rows(self) -> Self {
         Self { spools: true, ..self }
+    }
+
+    /// The same where no image is [decoded](Self::pieces): what is in rows is not kept.
+    #[must_use]
+    pub fn headers_alone(self) -> Self {
+        Self { is_of_headers: true, ..self }
+    }
+
+    /// Removes what waits to be encoded, as all is.
+    pub fn drop_spool(&self) {
+        self.found().spool = None;
     }
 
     /// The same for rows that name images by web addresses.
@@ -232,8 +245,11 @@ impl Images {
         if let Some(known) = found.images.get(&first_id) {
             return Ok(Arc::clone(known));
         }
-        let source =
-            if let (Source::Bytes(bytes), true) = (&source, self.spools) { found.spool(bytes)? } else { source };
+        let source = match source {
+            Source::Bytes(_) if self.is_of_headers => Source::Spooled(0..0),
+            Source::Bytes(bytes) if self.spools => found.spool(&bytes)?,
+            source => source,
+        };
         let image = Arc::new(Image { name: shown(name), source, content, size, odd, cut, first_id });
         found.images.insert(first_id, Arc::clone(&image));
         Ok(image)

@@ -22,7 +22,7 @@ use crate::images::Images;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
-use crate::run::images::{add_shown, images_of_rows};
+use crate::run::images::{add_shown, image_headers_of_rows};
 use crate::run::inputs::{self, ModelParts, WeightsFrom};
 use crate::run::next_commands::about_experts;
 use crate::run::overview::{self, Fact};
@@ -162,7 +162,7 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
     let data = match examine_prepared(recipe, &parts, &mut findings) {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
             let model = parts.model.folder.as_ref().zip(parts.model.config.as_ref());
-            let images = model.and_then(|(folder, config)| images_of_rows(folder, config, &recipe.data));
+            let images = model.and_then(|(folder, config)| image_headers_of_rows(folder, config, &recipe.data));
             examine_data(recipe, (&Arc::new(tokenizer), images), max_rows, &mut findings)
         }
         _ => {

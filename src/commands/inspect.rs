@@ -10,7 +10,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::images::is_of_image;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
-use crate::run::images::images_of_rows;
+use crate::run::images::image_headers_of_rows;
 use crate::run::inputs::{self, FoundModel, WeightsFrom, data_failure, find_model};
 use crate::run::overview;
 use crate::save::export::grow;
@@ -76,7 +76,7 @@ fn run_recipe(args: &InspectArgs, recipe: &Recipe) -> Result<(), Failure> {
                 let beside = grow(&mut config, &folder, &recipe.lora);
                 (beside.unwrap_or_else(|| folder.clone()), config)
             });
-            let images = config.as_ref().and_then(|(_, config)| images_of_rows(&folder, config, &recipe.data));
+            let images = config.as_ref().and_then(|(_, config)| image_headers_of_rows(&folder, config, &recipe.data));
             let opened =
                 config.map_or_else(|| Tokenizer::open(&folder), |(folder, config)| inputs::tokenizer(&folder, &config));
             Ok((opened.map_err(Failure::input)?, images))

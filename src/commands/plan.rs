@@ -31,7 +31,7 @@ use crate::lora::targets::Selection;
 use crate::measure::telemetry::disk_read_bytes_per_second;
 use crate::ops::place::place_on;
 use crate::recipe::{Recipe, RecipeArgs};
-use crate::run::images::kept_images_of_rows;
+use crate::run::images::kept_image_headers_of_rows;
 use crate::run::inputs::{self, ModelSource, WeightsFrom, data_failure};
 use crate::schema::Problem;
 use crate::spec::{ModelConfig, shipped_config};
@@ -252,7 +252,7 @@ fn rows(recipe: &Recipe, source: &ModelSource) -> Result<Dataset, String> {
         cache: CacheSettings::from_env(),
         progress: Progress::detect(false),
         refuse_large: true,
-        images: kept_images_of_rows(&source.folder, &source.config, &recipe.data),
+        images: kept_image_headers_of_rows(&source.folder, &source.config, &recipe.data),
         ..OpenOptions::default()
     };
     let sees = options.images.as_ref().is_some_and(|images| images.vision().is_ok());

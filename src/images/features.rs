@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::{FIRST_IMAGE_ID, Image};
 use crate::spec::{Grid, SeenBothWays, Vision};
-use crate::util::files::{UNFINISHED_SUFFIX, free_bytes, hex, tidy};
+use crate::util::files::{InUse, UNFINISHED_SUFFIX, free_bytes, hex, tidy};
 
 const MAGIC: [u8; 8] = *b"LTIMAGE1";
 /// With the checksum of what follows.
@@ -62,6 +62,8 @@ pub struct Features {
     by_image: RwLock<BTreeMap<u32, OfImage>>,
     /// What makes those that are not kept.
     maker: Option<Maker>,
+    /// Keeps other processes from deleting them.
+    _in_use: Option<InUse>,
     /// Where they are, if there is no folder for what is kept.
     _temporary: Option<TempDir>,
 }
@@ -107,12 +109,24 @@ impl FeatureWriter {
         let temporary = if folder.is_none() { Some(TempDir::new().map_err(|error| error.to_string())?) } else { None };
         let folder = folder.or_else(|| temporary.as_ref().map(|folder| folder.path().to_owned())).unwrap_or_default();
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        // Those that are used now are the last to go.
-        let files: Vec<PathBuf> = images.iter().map(|image| key.path(&folder, image)).collect();
-        files.iter().flat_map(File::open).for_each(|file| drop(file.set_modified(SystemTime::now())));
-        tidy(&folder, SUFFIX, most_bytes.saturating_sub(bytes_of(vision, images)), Path::new(""));
+        let in_use = InUse::mark(&folder).ok();
+        // Later for each file: another process may have marked them meanwhile.
+        let now = || in_use.iter().fold(SystemTime::now(), |now, in_use| now.max(in_use.since));
+        // Of what is kept, that which is there is used now, and the rest is to have room.
+        let (mut left, mut missing) = (most_bytes, 0);
+        for image in images {
+            let bytes = bytes_of(vision, std::slice::from_ref(image));
+            if bytes <= left {
+                left -= bytes;
+                match File::open(key.path(&folder, image)) {
+                    Ok(file) => drop(file.set_modified(now())),
+                    Err(_) => missing += bytes,
+                }
+            }
+        }
+        tidy(&folder, SUFFIX, most_bytes - missing, Path::new(""));
         let free = free_bytes(&folder).map_or(u64::MAX, |free| free.saturating_sub(SPARED_BYTES));
-        let features = Features { _temporary: temporary, ..Features::new(vision) };
+        let features = Features { _in_use: in_use, _temporary: temporary, ..Features::new(vision) };
         Ok(Self { folder, key, left: [most_bytes, free], features })
     }
 
@@ -182,6 +196,7 @@ impl Features {
             seen_both_ways: vision.seen_both_ways,
             by_image: RwLock::default(),
             maker: None,
+            _in_use: None,
             _temporary: None,
         }
     }

@@ -68,6 +68,28 @@ fn equal_images_are_one_and_others_have_their_own_ids() {
 }
 
 #[test]
+fn images_in_rows_wait_on_disk_only_until_they_are_encoded() {
+    let name = format!("data:image/png;base64,{}", STANDARD.encode(png([20, 9], [1; 3])));
+    let rows = || Images::new(Ok(vision()), Limits::default()).of_rows();
+    let (images, headers) = (rows(), rows().headers_alone());
+    let image = images.add(&name).unwrap();
+    assert_eq!(images.pieces(&image).unwrap().len(), 1);
+    images.drop_spool();
+    assert_eq!(images.add(&name).unwrap().first_id, image.first_id);
+    assert_eq!(headers.add(&name).unwrap().cut, image.cut);
+    for images in [&images, &headers] {
+        assert!(images.found().spool.is_none());
+        assert_eq!(images.pieces(&images.all()[0]).unwrap_err(), "is not there any more");
+    }
+}
+
+/// The files of features in a folder.
+fn kept(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|file| file.extension().is_some_and(|end| end == "features")).collect()
+}
+
+#[test]
 fn features_are_made_once_and_again_where_they_are_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let images = Images::new(Ok(vision()), Limits::default());
@@ -96,17 +118,55 @@ fn features_are_made_once_and_again_where_they_are_damaged() {
     let rows = features.read(&ids[1..]).unwrap();
     assert_eq!(rows, [100.0, 101.0, 102.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 100.0, 101.0, 102.0]);
     // What was interrupted goes on with what is missing.
-    let lost = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
-    std::fs::remove_file(lost).unwrap();
+    std::fs::remove_file(&kept(folder.path())[0]).unwrap();
     assert_eq!(made(1).0.len(), 1);
     assert_eq!(made(2).0, [0, 1], "another tower");
-    for entry in std::fs::read_dir(folder.path()).unwrap() {
-        let path = entry.unwrap().path();
+    for path in kept(folder.path()) {
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(path, bytes).unwrap();
     }
     assert_eq!(made(1).0, [0, 1], "damaged");
+}
+
+#[test]
+fn features_are_not_deleted_while_a_run_uses_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let images = |colors: [u8; 2]| {
+        let images = Images::new(Ok(vision()), Limits::default());
+        for color in colors {
+            images.add(&format!("data:image/png;base64,{}", STANDARD.encode(png([20, 9], [color; 3])))).unwrap();
+        }
+        images
+    };
+    let (own, others) = (images([1, 2]), images([3, 4]));
+    let bytes = features::bytes_of(&vision(), &own.all());
+    let made = |images: &Images, most_bytes: u64| {
+        // The clock of files goes in steps of some milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let (mut made, all) = (0, images.all());
+        let kept_in = (Some(folder.path().to_owned()), most_bytes);
+        let mut writer = FeatureWriter::new(kept_in, images.key([1; 32]).unwrap(), &vision(), &all).unwrap();
+        for image in &all {
+            let values = || {
+                made += 1;
+                Ok(vec![0.5; 3 * image.num_tokens()])
+            };
+            writer.add(image, values).unwrap();
+        }
+        (made, writer.finish())
+    };
+    drop(made(&others, bytes));
+    assert_eq!(made(&own, bytes).0, 2);
+    assert_eq!(kept(folder.path()).len(), 2, "those of others make room");
+    // They need all that may be kept, and none of it is to be made.
+    let (again, used) = made(&own, bytes);
+    assert_eq!((again, kept(folder.path()).len()), (0, 2));
+    let other = made(&others, 0).1;
+    assert_eq!(used.read(&[FIRST_IMAGE_ID, FIRST_IMAGE_ID + 6]).unwrap(), [0.5; 6]);
+    drop((used, other));
+    drop(made(&others, 0));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -125,7 +185,7 @@ fn features_without_room_are_made_whenever_they_are_read() {
     let start = |image: &Image| (image.first_id - FIRST_IMAGE_ID) as usize;
     let values = move |image: &Image| (0..3 * image.num_tokens()).map(|at| (3 * start(image) + at) as f32).collect();
     let added: Vec<bool> = all.iter().map(|image| writer.add(image, || Ok(values(image))).unwrap()).collect();
-    assert_eq!((added, std::fs::read_dir(folder.path()).unwrap().count()), (vec![true, false, true], 2));
+    assert_eq!((added, kept(folder.path()).len()), (vec![true, false, true], 2));
     let num_made = Arc::new(Mutex::new(0));
     let counted = Arc::clone(&num_made);
     let features = writer.finish().made_by(move |image| {

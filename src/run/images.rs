@@ -23,14 +23,24 @@ pub(crate) fn images_of_rows(folder: &Path, config: &ModelConfig, data: &DataCon
     images(folder, config, data).map(|images| Arc::new(fetched(images)))
 }
 
-/// The same with images that are named by web addresses.
+/// The same where it is enough to know what images there are.
+pub(crate) fn image_headers_of_rows(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Arc<Images>> {
+    images(folder, config, data).map(|images| Arc::new(fetched(images).headers_alone()))
+}
+
+/// What reads images of rows, and fetches those that are named by web addresses.
 pub(crate) fn fetched(images: Images) -> Images {
     images.of_rows().with_web(web())
 }
 
-/// The same without fetching any.
-pub(crate) fn kept_images_of_rows(folder: &Path, config: &ModelConfig, data: &DataConfig) -> Option<Arc<Images>> {
-    images(folder, config, data).map(|images| Arc::new(images.of_rows().with_web(web().kept_alone())))
+/// [`image_headers_of_rows`] without fetching any.
+pub(crate) fn kept_image_headers_of_rows(
+    folder: &Path,
+    config: &ModelConfig,
+    data: &DataConfig,
+) -> Option<Arc<Images>> {
+    let headers = |images: Images| images.of_rows().with_web(web().kept_alone()).headers_alone();
+    images(folder, config, data).map(|images| Arc::new(headers(images)))
 }
 
 /// Images at web addresses, kept beside the features.
@@ -137,6 +147,7 @@ fn features(
     }
     meter.finish();
     if num_unkept == 0 {
+        images.drop_spool();
         return Ok(writer.finish());
     }
     options.progress.note(&format!(

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use tempfile::TempPath;
+
 /// An unnamed file that is gone once it is closed.
 ///
 /// # Errors
@@ -84,6 +86,8 @@ pub const CACHE_VARIABLE: &str = "LORA_TRAIN_CACHE";
 pub(crate) const MAX_CACHE_BYTES: u64 = 32 << 30;
 /// Suffix of the names of files and folders that are still being written.
 pub(crate) const UNFINISHED_SUFFIX: &str = ".unfinished";
+/// Suffix of the names of files that say that others are in use.
+const IN_USE_SUFFIX: &str = ".in-use";
 /// An unfinished file that was last written to this long ago was left by a process that was killed.
 const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
@@ -121,17 +125,52 @@ pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     }
 }
 
+/// Keeps [`tidy`] from files of a folder that were last modified at its time or later, until it is dropped or its process ends.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    /// Its time, by the clock of the folder's files.
+    pub(crate) since: SystemTime,
+    /// Locked for as long as it is open.
+    _file: File,
+    _path: TempPath,
+}
+
+impl InUse {
+    /// In a folder, from now on.
+    ///
+    /// # Errors
+    /// A folder that cannot be written to, or whose files cannot be locked.
+    pub(crate) fn mark(folder: &Path) -> io::Result<Self> {
+        let (file, path) = tempfile::Builder::new().suffix(IN_USE_SUFFIX).tempfile_in(folder)?.into_parts();
+        file.lock()?;
+        Ok(Self { since: file.metadata()?.modified()?, _file: file, _path: path })
+    }
+}
+
+/// Whether no process holds this mark any more.
+fn is_left_behind(mark: &Path) -> bool {
+    File::options().read(true).write(true).open(mark).is_ok_and(|mark| mark.try_lock().is_ok())
+}
+
 /// Removes abandoned unfinished files and, beyond `max_bytes`, the least recently used files whose names end in `suffix`,
-/// but never `keep`. A file that cannot be removed stays.
+/// but never `keep`, nor those that are [in use](InUse). A file that cannot be removed stays.
 pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {
+    // One process at a time, so that what is marked before is not removed behind it by another that had looked earlier.
+    let _alone = File::open(folder).and_then(|folder| folder.lock().map(|()| folder));
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut stores: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+    let mut in_use_since = None;
     for entry in entries.flatten() {
         let (path, name) = (entry.path(), entry.file_name());
         let Ok(metadata) = entry.metadata() else { continue };
         let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         let name = name.to_string_lossy();
-        if name.ends_with(UNFINISHED_SUFFIX) && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE) {
+        let is_mark = name.ends_with(IN_USE_SUFFIX);
+        if is_mark && !is_left_behind(&path) {
+            in_use_since = Some(in_use_since.map_or(modified, |since| modified.min(since)));
+        } else if (is_mark || name.ends_with(UNFINISHED_SUFFIX))
+            && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE)
+        {
             drop(std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path)));
         } else if name.ends_with(suffix) {
             stores.push((modified, metadata.len(), path));
@@ -139,7 +178,8 @@ pub(crate) fn tidy(folder: &Path, suffix: &str, max_bytes: u64, keep: &Path) {
     }
     stores.sort();
     let mut bytes: u64 = stores.iter().map(|(_, bytes, _)| *bytes).sum();
-    for (_, size, path) in stores.into_iter().filter(|(.., path)| path != keep) {
+    let is_free = |modified: SystemTime| in_use_since.is_none_or(|since| modified < since);
+    for (_, size, path) in stores.into_iter().filter(|(modified, _, path)| path != keep && is_free(*modified)) {
         if bytes <= max_bytes {
             return;
         }

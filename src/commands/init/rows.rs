@@ -17,7 +17,7 @@ use crate::data::sources::first_rows;
 use crate::data::tokenizer::Tokenizer;
 use crate::hub::Progress;
 use crate::recipe::{Purpose, Recipe};
-use crate::run::images::images_of_rows;
+use crate::run::images::image_headers_of_rows;
 use crate::run::inputs::{ModelSource, data_failure};
 use crate::run::prepare::Prepared;
 use crate::schema::{Override, Problem, Problems};
@@ -152,7 +152,7 @@ fn opened(
         cache: CacheSettings::default(),
         progress: Progress::detect(false),
         max_rows: Some(MAX_ROWS),
-        images: images_of_rows(&source.folder, &source.config, &config),
+        images: image_headers_of_rows(&source.folder, &source.config, &config),
         ..OpenOptions::default()
     };
     Dataset::open(&config, Arc::clone(tokenizer), 0, &options)

@@ -27,7 +27,8 @@ pub(crate) fn fetched_images_for(source: &ModelSource, template: Option<&ChatTem
 }
 
 fn seen_by(source: &ModelSource, template: Option<&ChatTemplate>) -> Result<Images, String> {
-    let whole = DataConfig { max_length: usize::MAX, ..DataConfig::default() };
+    // What a training keeps is not deleted for a question.
+    let whole = DataConfig { max_length: usize::MAX, image_cache_gib: usize::MAX, ..DataConfig::default() };
     let images = images(&source.folder, &source.config, &whole).filter(|_| has_tower(&source.weights));
     let images =
         images.ok_or("this model sees no images\n  hint: `lora-train help images` lists those that do".to_owned())?;

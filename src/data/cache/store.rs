@@ -12,7 +12,7 @@
 //! its margin, an f32. Every length is compared with the length of the file before it is used.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -265,6 +265,16 @@ impl StoreWriter {
             Out::File { file, .. } => file.write_all(&chunk.bytes),
             Out::Memory(bytes) => bytes.write_all(&chunk.bytes),
         }
+    }
+
+    /// Goes on in memory, with what is in the file so far.
+    pub(in crate::data) fn hold(&mut self) -> io::Result<()> {
+        let Out::File { file, .. } = &mut self.out else { return Ok(()) };
+        file.seek(SeekFrom::Start(HEADER_BYTES as u64))?;
+        let mut bytes = Vec::new();
+        file.get_mut().read_to_end(&mut bytes)?;
+        self.out = Out::Memory(bytes);
+        Ok(())
     }
 
     /// Completes the file.

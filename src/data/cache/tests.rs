@@ -13,6 +13,8 @@ use crate::data::encode::EncodedRow;
 use crate::data::error::DataError;
 use crate::data::fixture::{self, CHATML, Files, chat_tokenizer, config, model_folder, numbered_rows, tokenizer};
 use crate::data::tokenizer::Tokenizer;
+use crate::images::{Images, Limits, is_of_image};
+use crate::spec::{ModelConfig, Vision};
 use crate::util::files::UNFINISHED_SUFFIX;
 
 mod damage;
@@ -192,6 +194,50 @@ fn only_large_files_keep_tokens_and_are_refused_without_them_where_that_is_asked
     );
     open(&large);
     assert!(is_hit(&try_open(&large, true).unwrap()));
+}
+
+#[test]
+fn tokens_for_a_model_that_sees_are_kept_unless_a_row_has_an_image() {
+    let (files, cache) = (Files::new(), Cache::new());
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/images-mistral3");
+    let model = ModelConfig::from_file(&golden.join("config.json")).unwrap();
+    let vision = Vision::of_folder(&golden, &model).unwrap().unwrap();
+    let tokenizer = Arc::new(Tokenizer::open(&golden).unwrap());
+    let open = |source: &DataSource, sees: bool, options: OpenOptions<'_>| {
+        let limits = Limits { folder: Some(golden.clone()), max_length: 64, ..Limits::default() };
+        let images = sees.then(|| Arc::new(Images::new(Ok(vision.clone()), limits)));
+        let config = DataConfig { max_length: 64, on_bad_row: OnBadRow::Skip, ..config(vec![source.clone()]) };
+        Dataset::open(&config, Arc::clone(&tokenizer), 7, &OpenOptions { images, ..options }).unwrap()
+    };
+    let row = |text: &str, images: &[&str]| {
+        let said = [json!({"role": "user", "content": text}), json!({"role": "assistant", "content": "x"})];
+        json!({"messages": said, "images": images}).to_string() + "\n"
+    };
+    let texts: String = (0..300).map(|index| row(&format!("{index}?"), &[])).collect();
+    let text = files.write("texts.jsonl", &texts);
+    let made = open(&text, true, cache.options());
+    assert!(!is_hit(&made));
+    let read = open(&text, true, cache.options());
+    assert!(is_hit(&read));
+    assert_eq!(rows(&read), rows(&made));
+    assert!(!is_hit(&open(&text, false, cache.options())), "rows may be read otherwise for a model that does not see");
+
+    // The image comes when other rows are written already.
+    let num_stores = cache.stores().len();
+    for (image, num_rows) in [("a.png", 301), ("lost.png", 300)] {
+        let seen = files.write(&format!("{image}.jsonl"), &(texts.clone() + &row("<image>?", &[image])));
+        for _ in 0..2 {
+            let held = open(&seen, true, cache.options());
+            assert!(held.files()[0].kept_tokens.is_none());
+            let found = rows(&held);
+            let has_image = found[num_rows - 1].1.ids.iter().any(|id| is_of_image(*id));
+            assert_eq!((found.len(), has_image), (num_rows, num_rows == 301));
+            assert_eq!(found, rows(&open(&seen, true, OpenOptions::default())));
+        }
+    }
+    assert_eq!(cache.stores().len(), num_stores);
+    let is_unfinished = |path: &PathBuf| path.to_string_lossy().ends_with(UNFINISHED_SUFFIX);
+    assert!(!cache.entries().iter().any(is_unfinished));
 }
 
 #[test]

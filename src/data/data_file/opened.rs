@@ -95,9 +95,7 @@ impl OpenedFile {
         }
         let unreadable = |error: io::Error| failed(error.to_string());
         let is_large = std::fs::metadata(&path).map_err(unreadable)?.len() >= options.cache.min_file_bytes;
-        // What an image is follows from other files, and ids of its tokens from the images before it.
-        let is_kept = is_large && options.max_rows.is_none() && options.images.is_none();
-        let folder = options.cache.folder.as_deref().filter(|_| is_kept);
+        let folder = options.cache.folder.as_deref().filter(|_| is_large && options.max_rows.is_none());
         let (signature, content) = match folder {
             Some(folder) => cache::content_hash(&path, folder).map_err(unreadable)?,
             None => cache::hash_of(&path).map_err(unreadable)?,
@@ -329,6 +327,10 @@ impl OpenedFile {
         let mut write = |round: Vec<Result<EncodedChunk, DataError>>| {
             round.into_iter().try_for_each(|chunk| {
                 let chunk = chunk?;
+                if chunk.has_images {
+                    // What an image is follows from other files, and ids of its tokens from the images before it.
+                    writer.hold().map_err(DataError::Store)?;
+                }
                 chunk.bad.iter().for_each(|(row, text)| details.bad_rows.add(*row, text));
                 chunk.unanswered.iter().for_each(|(row, text)| details.unanswered_rows.add(*row, text));
                 chunk.odd.iter().for_each(|(row, text)| details.odd_rows.add(*row, text));
@@ -370,6 +372,7 @@ struct EncodedChunk {
     odd: Vec<(usize, String)>,
     unused: BTreeSet<String>,
     letters: [u64; 3],
+    has_images: bool,
 }
 
 impl EncodedChunk {
@@ -378,6 +381,7 @@ impl EncodedChunk {
         let encoded = file.parse(&bytes).and_then(|value| {
             format.add_unused(&value, &mut self.unused);
             let sample = format.read(&value, encoder.template)?;
+            self.has_images |= !sample.images().is_empty();
             let (row, notes) = encoder.encode_with_notes(&sample).map_err(|error| error.to_string())?;
             let cell = if file.has_cells() { "the cell " } else { "" };
             let columns: Vec<String> =
@@ -410,9 +414,9 @@ impl EncodedChunk {
     }
 }
 
-/// The cache key of a file's tokens; `None` if they cannot be cached.
+/// The cache key of a file's tokens, of which none is of an image; `None` if they cannot be cached.
 fn key(content: [u8; 32], kind: FileKind, limit: Option<RowLimit>, reading: &Reading<'_>) -> Option<CacheKey> {
-    let Reading { source, config, tokenizer, .. } = reading;
+    let Reading { source, config, tokenizer, options, .. } = reading;
     // A template that uses the time of day writes another text each time.
     let template = match reading.template {
         Some(template) => Some(template.identity()?),
@@ -422,5 +426,7 @@ fn key(content: [u8; 32], kind: FileKind, limit: Option<RowLimit>, reading: &Rea
     let limit = limit.filter(|_| kind != FileKind::Txt);
     let rows = (content, kind, source.format, &source.columns, limit);
     let loss = (&config.system, config.train_on_turns, config.train_on_inputs, config.row_kind);
-    Some(CacheKey::new(&(rows, tokenizer.digest(), tokenizer.eos_ids(), template, loss)))
+    // Where images are seen, rows are read otherwise, and their texts may not have this token.
+    let image_token_id = options.images.as_ref().map(|images| images.image_token_id());
+    Some(CacheKey::new(&(rows, tokenizer.digest(), tokenizer.eos_ids(), template, loss, image_token_id)))
 }
