@@ -159,6 +159,15 @@ impl AdapterSet {
         }
     }
 
+    /// Number of matrices that are one of these tensors, row below row.
+    #[must_use]
+    pub fn num_stacked(&self, id: TensorId) -> usize {
+        match id {
+            TensorId::Adapter(layer, site, _) => self.blocks[layer][&site].num_experts.unwrap_or(1),
+            TensorId::Full(_) => 1,
+        }
+    }
+
     /// Whether embeddings are trained.
     #[must_use]
     pub fn trains_embeddings(&self) -> bool {

@@ -69,7 +69,7 @@ pub struct Parameter {
     pub states: Vec<State>,
 }
 
-/// What every parameter's update of a step has in common.
+/// What the updates of some parameters in a step have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
     /// Learning rate.
@@ -80,6 +80,8 @@ pub struct Update {
     pub grad_scale: f64,
     /// Share of this step in a schedule-free average.
     pub share: f64,
+    /// Matrices that are one parameter, row below row: of experts.
+    pub num_stacked: usize,
 }
 
 /// Updates all that is trained by the rule of the recipe.
@@ -172,24 +174,26 @@ impl Optimizer {
     ) {
         self.num_updates += 1;
         let share = self.step_weights.add(learning_rate);
-        let (mut groups, mut bytes) = ([Vec::new(), Vec::new()], 0.0);
-        for (id, values) in adapters.tensors_mut() {
+        let stacked: Vec<usize> = adapters.tensors().map(|(id, _)| adapters.num_stacked(id)).collect();
+        let (mut groups, mut bytes) = (BTreeMap::<_, Vec<_>>::new(), 0.0);
+        for ((id, values), num_stacked) in adapters.tensors_mut().zip(stacked) {
             let Some((grad, states)) = grads.get(id).and_then(|grad| Some((grad, self.states.remove(&id)?))) else {
                 continue;
             };
             bytes += self.update_bytes(values);
             // Tensors are moved through the update: a second owner would force a copy.
             let values = std::mem::replace(values, grad.clone());
-            groups[usize::from(is_of_b(id))].push((id, (Parameter { values, states }, grad)));
+            let group = groups.entry((is_of_b(id), num_stacked)).or_default();
+            group.push((id, (Parameter { values, states }, grad)));
         }
         let step = || {
-            let rates = [learning_rate, learning_rate * self.loraplus_lr_ratio];
-            let of_group = |(group, learning_rate): (Vec<_>, f64)| {
+            let of_group = |((is_of_b, num_stacked), group): ((bool, usize), Vec<_>)| {
                 let (ids, parameters): (Vec<TensorId>, Vec<_>) = group.into_iter().unzip();
-                let update = Update { learning_rate, number: self.num_updates, grad_scale, share };
+                let learning_rate = if is_of_b { learning_rate * self.loraplus_lr_ratio } else { learning_rate };
+                let update = Update { learning_rate, number: self.num_updates, grad_scale, share, num_stacked };
                 ids.into_iter().zip(self.of_all(parameters, update, factor))
             };
-            groups.into_iter().zip(rates).flat_map(of_group).collect::<BTreeMap<_, _>>()
+            groups.into_iter().flat_map(of_group).collect::<BTreeMap<_, _>>()
         };
         let mut updated = profile::measure(self.config.name.word(), || Cost { bytes, ..Cost::default() }, step);
         for (id, place) in adapters.tensors_mut() {
@@ -362,5 +366,37 @@ mod tests {
         }
         let names: Vec<String> = optimizer.state(&adapters).into_iter().map(|tensor| tensor.name).collect();
         assert_eq!((names.len(), &*names[1]), (14 * 2 * 2, "model.layers.0.self_attn.q_proj.lora_A.exp_avg_sq"));
+    }
+
+    #[test]
+    fn muon_makes_the_matrix_of_each_expert_orthogonal_by_itself() {
+        let text = r#"{"model_type": "qwen3_moe", "vocab_size": 9, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 3,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 8}"#;
+        let (config, device) = (crate::spec::ModelConfig::from_json(text).unwrap(), Device::flex());
+        let lora = LoraConfig { expert_rank: Some(2), ..LoraConfig::default() };
+        let selection = lora.select(&config).unwrap();
+        let adapters = AdapterSet::new(&config, &selection, InitLoraWeights::Kaiming, 0.0, 1, &device);
+        let muon = OptimizerConfig { name: OptimizerName::Muon, ..OptimizerConfig::default() };
+        let updated = |expert: Option<usize>| -> Vec<Vec<f32>> {
+            let mut adapters = adapters.clone();
+            if let Some(expert) = expert {
+                adapters.blocks[0].retain(|_, adapter| adapter.num_experts.is_some());
+                adapters.blocks[0].values_mut().for_each(|adapter| *adapter = adapter.of_expert(expert));
+            }
+            let mut grads = GradSums::default();
+            // Powers, so that the directions of experts differ.
+            adapters.tensors().for_each(|(id, like)| grads.add(id, like.clone() + like.clone().powi_scalar(2), 1.0));
+            Optimizer::new(muon.clone(), None, &adapters).update(&mut adapters, &grads, 0.5, 1.0);
+            let adapted = adapters.iter().filter(|adapter| expert.is_some() || adapter.num_experts.is_some());
+            adapted.map(|adapter| adapter.matrices.a.to_data().try_to_vec().unwrap()).collect()
+        };
+        let together = updated(None);
+        let apart = [0, 1, 2].map(|expert| updated(Some(expert)));
+        assert_eq!(together.len(), 3);
+        for (site, values) in together.iter().enumerate() {
+            let expected = apart.iter().flat_map(|of_expert| &of_expert[site]);
+            assert!(values.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-5), "{site}");
+        }
     }
 }

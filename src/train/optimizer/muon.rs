@@ -1,4 +1,5 @@
-//! Muon (Jordan et al., 2024), as `torch.optim.Muon` does it, but for the orthogonalisation, which is in `f32`.
+//! Muon (Jordan et al., 2024), as `torch.optim.Muon` does it, but for the orthogonalisation, which is in `f32`, and of each expert's
+//! matrix by itself.
 
 use burn::tensor::Tensor;
 
@@ -26,19 +27,21 @@ pub(super) fn update(config: &OptimizerConfig, parameter: Parameter, grad: &Tens
     let grad = grad.clone() * update.grad_scale;
     let [buffer] = numbers(parameter.states);
     let buffer = buffer * momentum + grad.clone() * (1.0 - momentum);
-    let direction = orthogonal(grad * (1.0 - momentum) + buffer.clone() * momentum);
-    let [rows, columns] = direction.dims();
+    let direction = grad * (1.0 - momentum) + buffer.clone() * momentum;
+    let [all, columns] = direction.dims();
+    let rows = all / update.num_stacked;
+    let direction = orthogonal(direction.reshape([update.num_stacked, rows, columns])).reshape([all, columns]);
     let rate = update.learning_rate * (as_f64(rows) / as_f64(columns)).max(1.0).sqrt();
     let decayed = parameter.values * (1.0 - update.learning_rate * config.weight_decay);
     Parameter { values: decayed - direction * rate, states: vec![State::Numbers(buffer)] }
 }
 
-/// A matrix with the singular vectors of this one, whose singular values are near 1.
-fn orthogonal(matrix: Tensor<2>) -> Tensor<2> {
-    let [rows, columns] = matrix.dims();
-    let mut x = if rows > columns { matrix.transpose() } else { matrix };
-    let norm = x.clone().square().sum().sqrt().clamp_min(EPS);
-    x = x / norm.unsqueeze_dim::<2>(0);
+/// Matrices with the singular vectors of these, whose singular values are near 1.
+fn orthogonal(matrices: Tensor<3>) -> Tensor<3> {
+    let [_, rows, columns] = matrices.dims();
+    let mut x = if rows > columns { matrices.transpose() } else { matrices };
+    let norms = x.clone().square().sum_dim(2).sum_dim(1).sqrt().clamp_min(EPS);
+    x = x / norms;
     let [a, b, c] = COEFFICIENTS;
     for _ in 0..STEPS {
         let gram = device_product(x.clone(), x.clone().transpose());
