@@ -109,7 +109,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "deepseek_v3": {"attention_bias": False, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
                                                                     "mscale": 1.0, "mscale_all_dim": 1.0}},
           "glm4_moe_lite": {"rms_norm_eps": 1e-6, "mlp_layer_types": ["dense", "sparse", "sparse"]}, "youtu": {"rope_interleave": True}, "mistral4": {},
-          "granite_swa": {"layer_rope_theta": None}, "glm4v_moe": {}, "glm_ocr": {}, "paddleocr_vl": {},
+          "granite_swa": {"layer_rope_theta": None}, "glm4v_moe": {}, "paddleocr_vl": {},
           "muse_glimmer": {"post_norm_eps": 1e-8}, "minicpm3": {"dim_model_base": 256},
           "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
                      "rope_parameters": {"rope_theta": 1e4, **ROPE, "factor": 16.0, "high_freq_factor": 1.0}},
