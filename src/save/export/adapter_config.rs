@@ -132,7 +132,7 @@ fn with_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraCo
     Some(as_parameters(written, others().map(|(module, _)| module)))
 }
 
-/// The same where experts stay frozen: PEFT would wait for theirs, and leave these out. It has no DoRA of parameters, and no dropout.
+/// The same where experts stay frozen: PEFT would wait for theirs, and leave these out. It has no dropout of parameters, nor magnitudes.
 fn beside_experts(config: &LoraConfig, weights: &AdapterWeights) -> Option<(LoraConfig, Vec<String>)> {
     if weights.experts != ExpertForm::Apart || config.use_dora || !weights.keys().any(|module| is_like_expert(module)) {
         return None;
