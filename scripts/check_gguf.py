@@ -91,7 +91,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
-          "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {}, "granitemoe": {},
+          "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {}, "granitemoe": {}, "granitemoeshared": {}, "mellum": {}, "apertus": {"rope_scaling": ROPE},
           "glm4_moe": {}, "dots1": {"num_key_value_heads": 4}, "ernie4_5_moe": {}, "minimax_m2": {}, "lfm2_moe": {"routed_scaling_factor": 1.0},
           "cohere": {"attention_bias": False}, "cohere2": {}, "stablelm": {}, "stablelm-beside": {}, "starcoder2": {"sliding_window": None},
           "hunyuan_v1_dense": {}, "hunyuan_v1_moe": {}, "phi": {}, "exaone_moe": {}, "solar_open": {}, "hy_v3": {},
@@ -207,7 +207,7 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
     # To PEFT, all linear layers are experts and routers, too.
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
     targets += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
-    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "hunyuan_v1_moe", "exaone_moe", "solar_open") + LATENT
+    has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "mellum", "qwen2_moe", "mixtral", "hunyuan_v1_moe", "exaone_moe", "solar_open") + LATENT
     targets = targets if has_experts else "all-linear"
     # Towers stay as they are.
     targets = r".*language_model.*\.(self_attn|mlp|shared_experts?|feed_forward)\.\w+_proj" if hasattr(base.config, "vision_config") else targets

@@ -810,7 +810,7 @@ def stored(model_type: str, name: str, tensor: torch.Tensor):
     if model_type in ("mixtral", "minimax_m2"):
         name = name.replace(".mlp.", ".block_sparse_moe.")
     name = name.replace(".gate.moe_statics.", ".moe_statics.").replace(".mlp.e_score_", ".mlp.gate.e_score_")
-    if model_type in ("granitemoe", "granitemoehybrid"):
+    if model_type in ("granitemoe", "granitemoeshared", "granitemoehybrid"):
         name = name.replace("router.weight", "router.layer.weight")
     if ".experts." not in name:
         return [(name, tensor)]

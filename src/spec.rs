@@ -26,11 +26,11 @@ pub use block::attention::{
 pub use block::short_conv::{GATED_CONV, SHORT_CONV_NAMES, ShortConv};
 pub use block::state_space::{self, StateHeads, StateSpace};
 pub use block::{
-    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, CORRECTION, Choice, DeltaNet, DeltaNetInputs, EXPERT_SCALES,
-    ExpertGroups, FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAUREL_NAMES, LAYER_INPUT_NAMES, LFM2_NAMES,
-    Laurel, LayerInput, Mixture, NEOX_NAMES, PHI_NAMES, PLAIN_MLP_NAMES, PREDICTION, PerSite, Probabilities,
-    Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, STREAM_NORM, STREAM_ROUTER,
-    STREAM_SCALE, SharedExpert, Site, SiteId, Streams, Sublayer, SublayerKind, TwoBranches, short_name,
+    Activation, BLOCK_SCALE, BRANCH_NORMS, Block, CORRECTION, CURVE_NAMES, Choice, Curve, DeltaNet, DeltaNetInputs,
+    EXPERT_SCALES, ExpertGroups, FUSED_NAMES, Gated, HEAD_NORMS, LATENT_EXPERT_NAMES, LAUREL_NAMES, LAYER_INPUT_NAMES,
+    LFM2_NAMES, Laurel, LayerInput, Mixture, NEOX_NAMES, PHI_NAMES, PLAIN_MLP_NAMES, PREDICTION, PerSite,
+    Probabilities, Projections, ROUTER_SCALE, Role, SHARED_GATE, SHARED_MLP_NAMES, SINKS, SITE_NAMES, STREAM_NORM,
+    STREAM_ROUTER, STREAM_SCALE, SharedExpert, Site, SiteId, Streams, Sublayer, SublayerKind, TwoBranches, short_name,
 };
 pub use delta_net::{DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DeltaHeads};
 pub use family::ExpertForm;
@@ -362,20 +362,42 @@ pub fn nesting_of(module: &str) -> Option<&'static str> {
     NESTINGS.into_iter().find(|nesting| module.starts_with(nesting))
 }
 
-/// What files of K-EXAONE and Hunyuan 3 call parts of a mixture, and their modules.
-const ROUTER_NAMES: [(&str, &str); 3] = [
+/// What files of K-EXAONE and Hunyuan 3 call parts of a mixture, and Flint's its sinks, and their modules.
+const OTHER_NAMES: [(&str, &str); 4] = [
+    (".self_attn.softmax_offset", ".self_attn.sinks"),
     (".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),
     (".mlp.expert_bias", ".mlp.gate.e_score_correction_bias"),
     (".mlp.router.gate.", ".mlp.gate."),
 ];
 
+/// The same of EXAONE 3, behind `transformer`.
+const EXAONE_NAMES: [(&str, &str); 10] = [
+    ("wte.", "embed_tokens."),
+    ("ln_f.", "norm."),
+    ("h.", "layers."),
+    (".attn.attention.out_proj.", ".self_attn.o_proj."),
+    (".attn.attention.", ".self_attn."),
+    (".ln_1.", ".input_layernorm."),
+    (".ln_2.", ".post_attention_layernorm."),
+    (".mlp.c_fc_0.", ".mlp.gate_proj."),
+    (".mlp.c_fc_1.", ".mlp.up_proj."),
+    (".mlp.c_proj.", ".mlp.down_proj."),
+];
+
 /// The name in a language model alone of what a multimodal model has under `name`; `None` for its other parts. Before
 /// transformers 4.52 the language model was around the decoder. Files of Nemotron-H have a `backbone`, and call its embedding
-/// otherwise, as do those of GPT-NeoX, whose first ones have another name for the head.
+/// otherwise, as do those of GPT-NeoX, whose first ones have another name for the head; those of EXAONE 3 have other names for all.
 #[must_use]
 pub fn name_alone(name: &str) -> Option<String> {
-    if let Some((theirs, ours)) = ROUTER_NAMES.iter().find(|(theirs, _)| name.contains(theirs)) {
+    if let Some((theirs, ours)) = OTHER_NAMES.iter().find(|(theirs, _)| name.contains(theirs)) {
         return Some(name.replace(theirs, ours));
+    }
+    if let Some(rest) = name.strip_prefix("transformer.") {
+        let in_turn = |name: String, (theirs, ours): &(&str, &str)| match (theirs.strip_prefix('.'), &*name) {
+            (None, whole) => whole.strip_prefix(theirs).map_or(whole.to_owned(), |rest| format!("{ours}{rest}")),
+            (Some(_), whole) => whole.replacen(theirs, ours, 1),
+        };
+        return Some(format!("model.{}", EXAONE_NAMES.iter().fold(rest.to_owned(), in_turn)));
     }
     let rest = match name.strip_prefix("language_model.") {
         Some(rest) => return Some(rest.to_owned()),

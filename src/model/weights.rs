@@ -119,12 +119,12 @@ impl Weights {
         Ok(of_bytes(buffer, shape, dtype, device))
     }
 
-    /// A number that a file has as a tensor without dimensions.
+    /// A number that a file has as a tensor of this shape, which has room for one.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn scalar(&self, name: &str) -> Result<f32, Problem> {
-        let bytes = self.read(name, &[], Dtype::F32, |numbers| numbers.buffer(1, Dtype::F32))?;
+    pub fn scalar(&self, name: &str, shape: &[usize]) -> Result<f32, Problem> {
+        let bytes = self.read(name, shape, Dtype::F32, |numbers| numbers.buffer(1, Dtype::F32))?;
         Ok(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
     }
 

@@ -261,7 +261,7 @@ impl DeltaNet {
 }
 
 /// What a gated feed-forward layer computes of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x sigmoid(x)`
     Silu,
@@ -273,7 +273,25 @@ pub enum Activation {
     Relu,
     /// `x sigmoid(1.702 x)` of `x` up to 7, times one more than the other factor, which is between -7 and 7 (gpt-oss).
     Clamped,
+    /// xIELU (Huang and Schlag, 2024; Apertus): `positive x^2 + beta x` above 0, and `negative (exp(x) - 1 - x) + beta x` below.
+    /// Each layer has these numbers in its weights: before they are loaded, they are 0.
+    Xielu(Curve),
 }
+
+/// The numbers of xIELU.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Curve {
+    /// How it bends above 0.
+    pub positive: f32,
+    /// How it bends below 0.
+    pub negative: f32,
+    /// Its slope at 0.
+    pub beta: f32,
+}
+
+/// Names of the tensors that the numbers of xIELU are made of: `positive` is the softplus of the first, `negative` that of the second and
+/// the third, which is `beta`. The last, of `-1e-6`, is the largest `x` below 0 in transformers; it is not used here.
+pub const CURVE_NAMES: [&str; 4] = ["mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n", "mlp.act_fn.beta", "mlp.act_fn.eps"];
 
 /// A gated feed-forward layer: `down(activation(gate(x)) * up(x))`. Without a gate, the square of `max(x, 0)` (So et al., 2021)
 /// is `max(x, 0)` with `up` as its gate, and another activation is that of `up` alone.
@@ -393,7 +411,7 @@ pub const ROUTER_SCALE: &str = "router.scale";
 pub const EXPERT_SCALES: &str = "router.per_expert_scale";
 
 /// `projection(activation(gate(x)) * e)`, where `e` is the layer's own embedding of the tokens (Gemma 4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerInput {
     /// What it computes of the gate.
     pub activation: Activation,
@@ -469,9 +487,11 @@ impl Block {
         let bias = self.mixture().and_then(|mixture| Some((mixture.choice.bias?, bias_shape(mixture))));
         let scale = bias.into_iter().chain(scale);
         let of_space = self.state_space().into_iter().flat_map(StateSpace::tensors);
+        let is_curved = self.gated().is_some_and(|gated| matches!(gated.activation, Activation::Xielu(_)));
+        let of_curve = CURVE_NAMES.into_iter().zip([vec![1], vec![1], vec![], vec![]]).filter(move |_| is_curved);
         let of_streams = self.streams.into_iter().flat_map(move |streams| streams.tensors(hidden_size));
         let others = sinks.into_iter().chain(of_net).chain(of_space).chain(of_conv);
-        others.chain(branches).chain(scale).chain(of_streams)
+        others.chain(branches).chain(scale).chain(of_curve).chain(of_streams)
     }
 
     /// The gated feed-forward layer, likewise.

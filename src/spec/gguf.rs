@@ -21,7 +21,7 @@ use crate::util::gguf::{GgufFile, GgufType, decimal};
 use crate::util::stats::as_f64;
 
 pub use latent::{KEY_WIDTHS, LATENT_RANKS, YARN_GROWTH};
-pub use names::{Part, names_of, parts_of, tensor_name};
+pub use names::{Part, curve_key, names_of, parts_of, tensor_name};
 pub use order::Order;
 pub use rope::{MINISTRAL_YARN, rope_factors, stored_rope_factors};
 use rope::{scaling, scaling_of_factors};
@@ -266,8 +266,11 @@ fn of_like(
     // GLM-4's is also that of GLM-4.1V.
     let has_axes = file.integers(&key(ROPE_SECTIONS)).is_some();
     let turns_alike = |family: &&Family| matches!(family.own_ropes, OwnRopes::Axes(_)) == has_axes;
+    // Granite's with experts is also that of those with a shared one beside them.
+    let has_shared = file.tensors().contains_key("blk.0.ffn_up_shexp.weight");
+    let has_beside = |family: &&Family| has_shared && family.experts.is_some_and(|experts| experts.beside_dense);
     let alike = || families(architecture).filter(is_like);
-    Ok(alike().find(turns_alike).or_else(|| alike().next()))
+    Ok(alike().find(has_beside).or_else(|| alike().find(turns_alike)).or_else(|| alike().next()))
 }
 
 /// The `config.json` of a file.
@@ -342,11 +345,15 @@ fn config_json(file: &GgufFile) -> Result<String, Problem> {
     }
     match scaling {
         Some(scaling) => drop(json.insert("rope_scaling".to_owned(), scaling)),
+        // Absent, it would be one that the family has.
+        None if family.own_ropes == OwnRopes::GptOss || family.model_type == "apertus" => {
+            json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}));
+        }
         None => match family.own_ropes {
-            OwnRopes::GptOss => drop(json.insert("rope_scaling".to_owned(), json!({"rope_type": "default"}))),
             // Those before Ministral 3.
             OwnRopes::Ministral => drop(json.insert("model_type".to_owned(), json!("mistral"))),
             OwnRopes::None
+            | OwnRopes::GptOss
             | OwnRopes::Phi
             | OwnRopes::Olmo
             | OwnRopes::Hunyuan

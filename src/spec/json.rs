@@ -7,7 +7,7 @@ use super::block::Activation;
 use super::block::attention::{HeadWeights, Heads, QueryKeyNorms};
 use super::families::{FAMILIES, LACKING, WRAPPERS};
 use super::family::{Arrangement, AttentionExtra, Biases, Experts, Family, LatentWidths, NoRope, Scales, Wrapper};
-use super::{ModelConfig, NormKind, QueryGrowth, stored};
+use super::{ModelConfig, NormKind, QueryGrowth, SHARED_MLP_NAMES, stored};
 use crate::schema::{Problem, Problems, Section, Value, read_json};
 use crate::util::gguf::{self, GgufFile};
 
@@ -104,8 +104,10 @@ fn feed_forward_width(json: &mut Section, family: &Family) -> usize {
         1
     } else if family.has_chunks() {
         json.count("intermediate_size_mlp", 16_384, 1..=1 << 22)
-    } else if family.no_rope == NoRope::UnlessNamed {
-        json.count("shared_intermediate_size", 1024, 1..=1 << 22)
+    } else if family.names.gate_up == SHARED_MLP_NAMES[0] {
+        // Without any, nothing stands beside the experts.
+        let (default, least) = if family.state_spaces.is_some() { (1024, 1) } else { (0, 0) };
+        json.count("shared_intermediate_size", default, least..=1 << 22)
     } else {
         count_or(json, "intermediate_size", (!is_needed).then_some(1), 1 << 22)
     }
@@ -119,8 +121,11 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
     let hidden = json.required_count("hidden_size", 1..=1 << 20);
     let intermediate = feed_forward_width(json, family);
     let kinds = if family.arrangement == Arrangement::OneEach { layers::kinds_of_each(json) } else { Vec::new() };
-    let num_hidden_layers =
-        if kinds.is_empty() { json.required_count("num_hidden_layers", 1..=4096) } else { kinds.len() };
+    let num_hidden_layers = if kinds.is_empty() {
+        json.required_count(key(json, family, "num_hidden_layers"), 1..=4096)
+    } else {
+        kinds.len()
+    };
     let max_position_embeddings = json.count("max_position_embeddings", family.max_position_embeddings, 1..=1 << 32);
     let [attention_cap, logit_soft_cap] = soft_caps(json, family);
     let latent = latent::widths(json, family, hidden);
@@ -189,7 +194,7 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         max_position_embeddings,
         last_norm: family.names.last_norm,
         norm_kind: family.norm_kind,
-        rms_norm_eps: json.number(family.names.norm_eps, family.rms_norm_eps, 0.0..=1.0),
+        rms_norm_eps: json.number(key(json, family, family.names.norm_eps), family.rms_norm_eps, 0.0..=1.0),
         post_norm_eps: family.is_muse().then(|| json.number("post_norm_eps", 1e-8, 0.0..=1.0)),
         has_norms_less_one: family.norms_less_one,
         embedding_scale,
@@ -207,6 +212,17 @@ fn decoder(json: &mut Section, family: &Family) -> ModelConfig {
         initializer_range: json.number("initializer_range", 0.02, 0.0..=1.0),
         quantisation: stored::read(json),
     }
+}
+
+/// What a config calls a key: the maker's own of EXAONE 3 has other names for some.
+fn key(json: &Section, family: &Family, name: &'static str) -> &'static str {
+    const OF_EXAONE: [(&str, &str); 3] = [
+        ("num_hidden_layers", "num_layers"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+        ("hidden_act", "activation_function"),
+    ];
+    let other = OF_EXAONE.iter().find(|(ours, theirs)| *ours == name && json.has(theirs));
+    other.filter(|_| family.model_type == "exaone").map_or(name, |(_, theirs)| theirs)
 }
 
 /// Names of the norms around sublayers.
@@ -424,11 +440,13 @@ fn refuse_unsupported(json: &mut Section, family: &Family) {
     let are_ignored = matches!(family.model_type, "seed_oss" | "starcoder2" | "phi");
     // In HyperCLOVA X transformers uses the first alone.
     let is_used = |key: &&str| family.model_type != "hyperclovax" || *key == "attention_dropout";
-    let keys = ["attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"].into_iter();
+    let keys = ["attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "embed_dropout"].into_iter();
     for key in keys.filter(is_used).filter(|_| !are_ignored) {
         json.only(key, "0.0", |value| value.number() == Some(0.0));
     }
     json.only("clip_qkv", "null", |_| false);
+    // It adds to the loss of Bamba.
+    json.only("z_loss_coefficient", "0.0", |value| value.number() == Some(0.0));
     if family.has_head_bias {
         json.only("tie_word_embeddings", "false", |value| *value == Value::Boolean(false));
     }
@@ -456,6 +474,10 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
         json.only(key, "\"relu2\"", |value| value.text() == Some("relu2"));
         return default;
     }
+    if matches!(default, Activation::Xielu(_)) {
+        json.only(key, "\"xielu\"", |value| value.text() == Some("xielu"));
+        return default;
+    }
     if default == Activation::Clamped {
         json.only(key, "\"silu\"", |value| matches!(value.text(), Some("silu" | "swish")));
         return default;
@@ -469,7 +491,7 @@ fn activation(json: &mut Section, family: &Family) -> Activation {
     if !family.gated && json.value(key).and_then(Value::text) == Some("gelu") {
         return Activation::Gelu;
     }
-    activation_named(json, key, default)
+    activation_named(json, self::key(json, family, key), default)
 }
 
 /// An activation under the names of transformers.

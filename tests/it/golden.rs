@@ -422,7 +422,9 @@ fn an_adapter_that_peft_trained_gives_pefts_logits() {
 #[ignore = "needs LORA_TRAIN_PYTHON, a Python with peft (scripts/setup_python.sh)"]
 fn peft_loads_our_adapter_and_gives_our_logits() {
     let python = std::env::var("LORA_TRAIN_PYTHON").expect("LORA_TRAIN_PYTHON names a Python with peft");
-    let (families, of_modules): (Vec<_>, Vec<_>) = (families().collect(), crate::modules::families().collect());
+    // The installed transformers has no EXAONE 3 yet.
+    let families: Vec<_> = families().filter(|(name, ..)| *name != "exaone").collect();
+    let of_modules: Vec<_> = crate::modules::families().collect();
     let [quickstart, dora] = [(quickstart(), "rslora"), (crate::dora::golden(), "patterns")];
     let others = [quickstart, dora, (crate::token_rows::golden(), "all"), (crate::modules::golden(), "all")];
     let others = others.iter().map(|(golden, case)| (golden, *case));
@@ -684,9 +686,27 @@ fn names_of_the_files_of_the_hub_stay_when_a_multimodal_model_is_merged() {
         let name = name.replace(".mlp.gate.e_score_correction_bias", ".mlp.expert_bias");
         name.replace(".mlp.gate.", ".mlp.router.gate.").replace(".shared_experts.", ".shared_mlp.")
     };
-    let exaone: fn(&str) -> String = |name| name.replace(".mlp.gate.e_score", ".mlp.e_score");
+    let exaone_moe: fn(&str) -> String = |name| name.replace(".mlp.gate.e_score", ".mlp.e_score");
+    let exaone: fn(&str) -> String = |name| {
+        let Some(rest) = name.strip_prefix("model.") else { return name.to_owned() };
+        let names = [
+            ("embed_tokens", "wte"),
+            ("layers", "h"),
+            ("input_layernorm", "ln_1"),
+            ("post_attention_layernorm", "ln_2"),
+            ("o_proj", "out_proj"),
+            ("self_attn", "attn.attention"),
+            ("gate_proj", "c_fc_0"),
+            ("up_proj", "c_fc_1"),
+            ("down_proj", "c_proj"),
+        ];
+        let name = names.into_iter().fold(rest.to_owned(), |name, (ours, theirs)| name.replace(ours, theirs));
+        format!("transformer.{}", if name == "norm.weight" { "ln_f.weight" } else { &name })
+    };
     let inside_and_flat = [("qwen2_vl", flat), ("paddleocr_vl", flat), ("llava", inside), ("internvl", inside)];
-    for (family, named) in inside_and_flat.into_iter().chain([("hy_v3", hunyuan), ("exaone_moe", exaone)]) {
+    for (family, named) in
+        inside_and_flat.into_iter().chain([("hy_v3", hunyuan), ("exaone_moe", exaone_moe), ("exaone", exaone)])
+    {
         let folder = tempfile::tempdir().unwrap();
         let golden = renamed(family, folder.path(), named);
         compare_cases(&golden, Dtype::F32);

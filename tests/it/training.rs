@@ -576,7 +576,8 @@ fn every_family_is_checked_planned_trained_resumed_merged_and_asked() {
 const WITHOUT_WINDOWS: [&str; 5] = ["mixtral", "qwen2", "ministral", "llava", "starcoder2"];
 
 /// Families whose GGUF files are not written.
-const WITHOUT_FILES: [&str; 4] = ["vaultgemma", "cwm", "helium", "hyperclovax"];
+const WITHOUT_FILES: [&str; 8] =
+    ["vaultgemma", "cwm", "helium", "hyperclovax", "flex_olmo", "bamba", "flint", "granitemoe_swa"];
 
 /// Families with layers whose adapters llama.cpp does not add.
 const WITHOUT_ADAPTERS: [&str; 7] =

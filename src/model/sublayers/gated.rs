@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use super::{Backward, Compute, LayerWeights, Linears, LoadedSublayer, Mixing, SizedBy, SublayerShape, SublayerSizes};
 use crate::ops::linear::InputGrad;
 use crate::ops::swiglu::{gated, gated_backward};
-use crate::spec::{self, Activation, Projections};
+use crate::spec::{self, Activation, CURVE_NAMES, Curve, Projections};
 use crate::util::stats::as_f64;
 
 /// What the backward needs of the forward, each `[tokens, intermediate_size]`; their product is cheaper to compute again.
@@ -18,8 +18,17 @@ pub(super) struct GatedKept {
 }
 
 impl SublayerShape for spec::Gated {
-    fn load(&self, _: LayerWeights<'_>) -> LoadedSublayer {
-        Ok(Arc::new(self.clone()))
+    fn load(&self, weights: LayerWeights<'_>) -> LoadedSublayer {
+        let Activation::Xielu(_) = self.activation else { return Ok(Arc::new(self.clone())) };
+        let [positive, negative, beta, _] = CURVE_NAMES;
+        let softplus = |number: f32| number.max(0.0) + (-number.abs()).exp().ln_1p();
+        let beta = weights.number(beta, &[])?;
+        let curve = Curve {
+            positive: softplus(weights.number(positive, &[1])?),
+            negative: beta + softplus(weights.number(negative, &[1])?),
+            beta,
+        };
+        Ok(Arc::new(Self { activation: Activation::Xielu(curve), ..self.clone() }))
     }
 
     fn sizes(&self, by: SizedBy) -> SublayerSizes {

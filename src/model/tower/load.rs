@@ -44,7 +44,7 @@ impl Found<'_> {
     /// Between which numbers the inputs and outputs of a linear layer are kept.
     fn bounds(&self, name: &str) -> Result<[[f32; 2]; 2], Problem> {
         let layer = name.trim_end_matches("linear");
-        let number = |of: &str| self.weights.scalar(&format!("{}{layer}{of}", self.prefix));
+        let number = |of: &str| self.weights.scalar(&format!("{}{layer}{of}", self.prefix), &[]);
         Ok([[number("input_min")?, number("input_max")?], [number("output_min")?, number("output_max")?]])
     }
 

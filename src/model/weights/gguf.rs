@@ -18,7 +18,7 @@ use crate::ops::linear::Matrix;
 use crate::ops::place::place_of;
 use crate::schema::Problem;
 use crate::spec::GATED_CONV;
-use crate::spec::gguf::{Coding, Order, Part, names_of, norms_of_scale, num_predicting, parts_of};
+use crate::spec::gguf::{Coding, Order, Part, curve_key, names_of, norms_of_scale, num_predicting, parts_of};
 use crate::spec::{Block, ModelConfig, in_layer};
 use crate::util::gguf::{GgufFile, GgufTensor, GgufType, ROPE_FACTORS};
 use crate::util::text;
@@ -80,6 +80,11 @@ impl GgufWeights {
         Ok(GgufRows { parts, width, order, coding })
     }
 
+    /// A layer's number of a list in the metadata.
+    fn number(&self, key: &str, layer: usize) -> Option<f32> {
+        self.file.numbers(key)?.get(layer).copied()
+    }
+
     /// The tensors with the rows of one of this shape; their types must be such that are read.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<Vec<(&GgufTensor, Part)>, String> {
         let parts = parts_of(&self.config, name, shape).into_iter();
@@ -111,8 +116,14 @@ impl GgufWeights {
 impl Source for GgufWeights {
     fn check(&self, config: &ModelConfig) -> Result<(), Problem> {
         let expected = config.expected_tensors();
-        let mut problems: Vec<String> =
-            expected.iter().filter_map(|(name, shape)| self.stored(name, shape).err()).collect();
+        let problem = |(name, shape): &(String, Vec<usize>)| match curve_key(name) {
+            Some((key, layer)) if self.number(key, layer).is_none() => {
+                Some(format!("missing: `{key}` of layer {layer}"))
+            }
+            Some(_) => None,
+            None => self.stored(name, shape).err(),
+        };
+        let mut problems: Vec<String> = expected.iter().filter_map(problem).collect();
         // What layers with the keys and values of others have of their own.
         let of_own =
             |layer| ["k_proj", "v_proj", "k_norm"].map(|part| in_layer(layer, &format!("self_attn.{part}.weight")));
@@ -139,6 +150,9 @@ impl Source for GgufWeights {
     }
 
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<(Numbers<'_>, &Path), Problem> {
+        if let Some(number) = curve_key(name).and_then(|(key, layer)| self.number(key, layer)) {
+            return Ok((Numbers::Decoded(Box::new(move |_, to| to.fill(number))), self.file.path()));
+        }
         let rows = self.rows(name, shape)?;
         Ok((Numbers::Decoded(Box::new(move |first, to| rows.read(first, to))), self.file.path()))
     }

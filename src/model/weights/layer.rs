@@ -25,6 +25,11 @@ impl LayerWeights<'_> {
         self.load(part, [width])
     }
 
+    /// A number that a file has as a tensor of this shape.
+    pub(in crate::model) fn number(&self, part: &str, shape: &[usize]) -> Result<f32, Problem> {
+        self.weights.scalar(&in_layer(self.layer, part), shape)
+    }
+
     /// What a router adds to the probabilities of the experts for the choice.
     pub(in crate::model) fn router_bias(&self, part: &str, num_experts: usize) -> Result<Tensor<1>, Problem> {
         let is_row = part.contains("moe_statics");

@@ -4,8 +4,8 @@ use pulp::Simd;
 use rayon::prelude::*;
 
 use super::simd::{CHUNK, exp, sigmoid, vectorised};
-use crate::ops::plain::gates::{CLAMP, CLAMPED_SCALE, GELU_CUBE, GELU_SCALE};
-use crate::spec::Activation;
+use crate::ops::plain::gates::{CLAMP, CLAMPED_SCALE, GELU_CUBE, GELU_SCALE, XIELU_NEAR, XIELU_SERIES};
+use crate::spec::{Activation, Curve};
 
 /// What the gate is multiplied by, and the slope of the product.
 #[inline(always)]
@@ -21,6 +21,7 @@ fn share<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S::f
             let step = simd.select_f32s(simd.greater_than_f32s(x, zero), one, zero);
             (step, step)
         }
+        Activation::Xielu(curve) => curved(simd, curve, x),
         Activation::Silu | Activation::GeluTanh | Activation::Clamped => {
             let (w, steep) = argument(simd, activation, x);
             let s = sigmoid(simd, w);
@@ -44,11 +45,28 @@ fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     (below, simd.mul_f32s(bell, simd.splat_f32s(0.398_942_3)))
 }
 
+/// The same of xIELU.
+#[inline(always)]
+fn curved<S: Simd>(simd: S, Curve { positive, negative, beta }: Curve, x: S::f32s) -> (S::f32s, S::f32s) {
+    let splat = |number: f32| simd.splat_f32s(number);
+    let (one, negative, beta) = (splat(1.0), splat(negative), splat(beta));
+    let grown = simd.sub_f32s(exp(simd, simd.min_f32s(x, splat(0.0))), one);
+    let [third, half] = XIELU_SERIES.map(|number| splat(number as f32));
+    let near = simd.mul_add_e_f32s(simd.mul_add_e_f32s(x, third, half), x, one);
+    let is_near = simd.less_than_f32s(simd.abs_f32s(x), splat(XIELU_NEAR as f32));
+    let ratio = simd.select_f32s(is_near, near, simd.div_f32s(grown, x));
+    let is_above = simd.greater_than_f32s(x, splat(0.0));
+    let straight = simd.mul_f32s(x, splat(positive));
+    let share = simd.select_f32s(is_above, straight, simd.mul_f32s(simd.sub_f32s(ratio, one), negative));
+    let slope = simd.select_f32s(is_above, simd.add_f32s(straight, straight), simd.mul_f32s(grown, negative));
+    (simd.add_f32s(share, beta), simd.add_f32s(slope, beta))
+}
+
 /// `w(x)`, and `x` times its derivative.
 #[inline(always)]
 fn argument<S: Simd>(simd: S, activation: Activation, x: S::f32s) -> (S::f32s, S::f32s) {
     match activation {
-        Activation::Silu | Activation::Gelu | Activation::Relu => (x, x),
+        Activation::Silu | Activation::Gelu | Activation::Relu | Activation::Xielu(_) => (x, x),
         Activation::GeluTanh => {
             let linear = simd.mul_f32s(x, simd.splat_f32s(GELU_SCALE as f32));
             let cube = simd.mul_f32s(simd.mul_f32s(x, x), simd.splat_f32s(GELU_CUBE as f32));
@@ -175,7 +193,9 @@ mod tests {
     use super::super::reference::{assert_close, random};
     use super::*;
 
-    const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Clamped];
+    const CURVE: Curve = Curve { positive: 0.8, negative: 1.3, beta: 0.5 };
+    const ACTIVATIONS: [Activation; 4] =
+        [Activation::Silu, Activation::GeluTanh, Activation::Clamped, Activation::Xielu(CURVE)];
 
     /// Value and the gradients for `gate` and `up`, in f64, with dh = 1.
     fn exact(activation: Activation, gate: f32, up: f32) -> (f64, f64, f64) {
@@ -194,6 +214,15 @@ mod tests {
             let slope = if gate <= 7.0 { s + 1.702 * within * s * (1.0 - s) } else { 0.0 };
             let of_up = if up.abs() <= 7.0 { within * s } else { 0.0 };
             return (within * s * bounded, bounded * slope, of_up);
+        }
+        if let Activation::Xielu(Curve { positive, negative, beta }) = activation {
+            let [positive, negative, beta] = [positive, negative, beta].map(f64::from);
+            let (active, slope) = if gate > 0.0 {
+                (positive * gate * gate + beta * gate, 2.0 * positive * gate + beta)
+            } else {
+                (negative * (gate.exp_m1() - gate) + beta * gate, negative * gate.exp_m1() + beta)
+            };
+            return (active * up, up * slope, active);
         }
         let s = 1.0 / (1.0 + (-gate).exp());
         (gate * s * up, up * (s + gate * s * (1.0 - s)), gate * s)

@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 use burn::tensor::{DType, Tensor, activation};
 
-use crate::spec::Activation;
+use crate::spec::{Activation, Curve};
 
 /// The argument of the sigmoid in GELU's approximation is `GELU_SCALE (x + GELU_CUBE x^3)`: `sqrt(8 / pi)`, 0.044715.
 pub(crate) const GELU_SCALE: f64 = 1.595_769_121_605_730_7;
@@ -15,6 +15,10 @@ pub(crate) const CLAMPED_SCALE: f64 = 1.702;
 /// Its bound of gate and up.
 pub(crate) const CLAMP: f64 = 7.0;
 
+/// So near to 0, `(exp(x) - 1) / x` is taken for `1 + x / 2 + x^2 / 6` in xIELU, whose last two factors follow.
+pub(crate) const XIELU_NEAR: f64 = 1e-2;
+pub(crate) const XIELU_SERIES: [f64; 2] = [1.0 / 6.0, 0.5];
+
 /// Names of the operation and of its backward.
 pub(crate) fn name(activation: Activation) -> [&'static str; 2] {
     match activation {
@@ -23,6 +27,7 @@ pub(crate) fn name(activation: Activation) -> [&'static str; 2] {
         Activation::Gelu => ["erf_geglu", "erf_geglu_backward"],
         Activation::Relu => ["reglu", "reglu_backward"],
         Activation::Clamped => ["clamped_swiglu", "clamped_swiglu_backward"],
+        Activation::Xielu(_) => ["xielu", "xielu_backward"],
     }
 }
 
@@ -51,6 +56,10 @@ pub(crate) fn plain_gated_backward(
         Activation::Clamped => Some(behind() * CLAMPED_SCALE),
         Activation::Gelu => Some(gate.clone() * (gate.square() * -0.5).exp() * (2.0 * PI).sqrt().recip()),
         Activation::Relu => None,
+        Activation::Xielu(curve) => {
+            let [share, slope] = curved(gate.clone(), curve);
+            Some(slope - share)
+        }
     };
     let slope = match steep {
         Some(steep) => share + steep,
@@ -77,7 +86,24 @@ fn share(activation: Activation, gate: Tensor<2>) -> Tensor<2> {
         Activation::Clamped => gate * CLAMPED_SCALE,
         Activation::Gelu => return ((gate * FRAC_1_SQRT_2).erf() + 1.0) * 0.5,
         Activation::Relu => return gate.greater_elem(0.0).float().cast(DType::F32),
+        Activation::Xielu(curve) => {
+            let [share, _] = curved(gate, curve);
+            return share;
+        }
     })
+}
+
+/// What the gate is multiplied by in xIELU, and the slope of the product.
+fn curved(gate: Tensor<2>, Curve { positive, negative, beta }: Curve) -> [Tensor<2>; 2] {
+    let (is_above, is_near) = (gate.clone().greater_elem(0.0), gate.clone().abs().lower_elem(XIELU_NEAR));
+    let grown = gate.clone().clamp_max(0.0).exp() - 1.0;
+    let [third, half] = XIELU_SERIES;
+    let near = (gate.clone() * third + half) * gate.clone() + 1.0;
+    let ratio = (grown.clone() / gate.clone()).mask_where(is_near, near);
+    let straight = gate * positive;
+    let share = ((ratio - 1.0) * negative).mask_where(is_above.clone(), straight.clone());
+    let slope = (grown * negative).mask_where(is_above, straight * 2.0);
+    [share, slope].map(|it| it + beta)
 }
 
 pub(crate) fn plain_gate_output(o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {

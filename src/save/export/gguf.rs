@@ -18,11 +18,12 @@ use crate::model::weights::{Quantisation, Weights};
 use crate::ops::blocks;
 use crate::schema::Problem;
 use crate::spec::gguf::{
-    Coding, Order, Part, norms_of_scale, parts_of, rope_factors, row_factors, scale_rows, stored_rope_factors,
+    Coding, Order, Part, curve_key, norms_of_scale, parts_of, rope_factors, row_factors, scale_rows,
+    stored_rope_factors,
 };
 use crate::spec::{Attention, LAYER_INPUT_TABLE, ModelConfig};
 use crate::util::files;
-use crate::util::gguf::{GgufFile, Value, joined};
+use crate::util::gguf::{GgufFile, List, Value, joined};
 
 mod file;
 mod gemma3n;
@@ -33,7 +34,7 @@ mod names;
 mod types;
 mod vocabulary;
 
-use file::{Gguf, Tensor, decode, encode, text, too_large};
+use file::{Gguf, Tensor, decode, encode, list, text, too_large};
 pub use imatrix::{Imatrix, InputSquares};
 pub use names::lost_windows;
 
@@ -95,6 +96,7 @@ pub fn merge_gguf(
         let mut metadata = names::general(config, "model", &stem(out), num_parameters)?;
         metadata.extend(sampling(model));
         metadata.extend(names::shape(config, dtype)?);
+        metadata.extend(curves(&merging)?);
         metadata.extend(vocabulary::vocabulary(&merging.tokenizer, config, &tokenizer)?);
         metadata
     };
@@ -115,6 +117,17 @@ pub fn merge_gguf(
     let about = |text: &String| format!("answers end with the text {text:?}: for llama-cli, --reverse-prompt {text:?}");
     let about_types = dtype.float().is_none().then(|| chosen.about());
     Ok(MergeSummary { about_ends: ends.text.as_ref().map(about), about_types, ..merging.summary(1, num_bytes) })
+}
+
+/// The numbers of xIELU, in a list of all layers for each.
+fn curves(merging: &Merging) -> Result<Vec<(String, Value)>, Problem> {
+    let mut lists: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
+    for (name, shape) in merging.config.expected_tensors() {
+        if let Some((key, _)) = curve_key(&name) {
+            lists.entry(key).or_default().push(merging.base.scalar(&name, &shape)?);
+        }
+    }
+    Ok(lists.into_iter().map(|(key, numbers)| (key.to_owned(), list(List::F32(numbers)))).collect())
 }
 
 /// Names the tokens that end the answers of the training: llama.cpp stops at the end of a text, of a turn and of a message.

@@ -5,7 +5,7 @@ use crate::spec::block::attention::QueryKeyNorms;
 use crate::spec::family::{
     AttentionExtra, Biases, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Scales, Windows,
 };
-use crate::spec::{Activation, NormKind, RopeAxes};
+use crate::spec::{Activation, Curve, NormKind, RopeAxes};
 
 /// Inside Qwen2-VL.
 pub(super) const QWEN2_VL: Family = Family {
@@ -156,6 +156,23 @@ pub(super) const ARCEE: Family = Family {
     ..LLAMA
 };
 
+/// Each layer has numbers of its activation in its weights, and llama.cpp in its metadata.
+pub(super) const APERTUS: Family = Family {
+    model_type: "apertus",
+    architecture: "ApertusForCausalLM",
+    biases: Biases::AttentionKey,
+    qk_norms: Some(QueryKeyNorms::Heads),
+    norms: [[Some("attention_layernorm"), None], [Some("feedforward_layernorm"), None]],
+    activation: ("hidden_act", Activation::Xielu(Curve { positive: 0.0, negative: 0.0, beta: 0.0 })),
+    gated: false,
+    rms_norm_eps: 1e-5,
+    rope_theta: 12_000_000.0,
+    vocab_size: Some(131_072),
+    max_position_embeddings: 65_536,
+    gguf: Gguf { rope_factors: true, ..Gguf::named("apertus") },
+    ..LLAMA
+};
+
 pub(super) const JAIS2: Family = Family {
     model_type: "jais2",
     architecture: "Jais2ForCausalLM",
@@ -182,6 +199,19 @@ pub(super) const HELIUM: Family = Family {
     tie_word_embeddings: false,
     gguf: Gguf::NONE,
     ..ERNIE4_5
+};
+
+/// EXAONE 3, whose files and first configs have names of their own.
+pub(super) const EXAONE: Family = Family {
+    model_type: "exaone",
+    architecture: "ExaoneForCausalLM",
+    rms_norm_eps: 1e-5,
+    rope_theta: 500_000.0,
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 4096,
+    eos_token_id: Some(361),
+    gguf: Gguf { rope_factors: true, ..Gguf::named("exaone") },
+    ..LLAMA
 };
 
 pub(super) const OLMO3: Family = Family {

@@ -1,6 +1,7 @@
 //! Rows of families with state spaces (Dao and Gu, 2024).
 
-use super::mixtures::{DEEPSEEK, GRANITE_EXPERTS};
+use super::dense::GRANITE_SWA;
+use super::mixtures::{DEEPSEEK, GRANITE_EXPERTS, GRANITE_MOE};
 use super::{GRANITE, LLAMA, QWEN2_EXPERTS};
 use crate::spec::Activation;
 use crate::spec::family::{
@@ -48,6 +49,33 @@ pub(super) const GRANITE_HYBRID: Family = Family {
         ..Gguf::named("granitehybrid")
     },
     ..GRANITE
+};
+
+/// Granite with a shared expert beside the others.
+pub(super) const GRANITE_MOE_SHARED: Family = Family {
+    model_type: "granitemoeshared",
+    architecture: "GraniteMoeSharedForCausalLM",
+    no_rope: NoRope::Never,
+    state_spaces: None,
+    gguf: GRANITE_MOE.gguf,
+    ..GRANITE_HYBRID
+};
+
+/// The same with windows and sinks. llama.cpp has gate and up of the shared expert in one.
+pub(super) const GRANITE_MOE_SWA: Family = Family {
+    model_type: "granitemoe_swa",
+    architecture: "GraniteMoeSWAForCausalLM",
+    attention_extra: GRANITE_SWA.attention_extra,
+    windows: GRANITE_SWA.windows,
+    no_rope: GRANITE_SWA.no_rope,
+    experts: Some(Experts {
+        intermediate_size: Some(11_008),
+        beside_dense: true,
+        names: ["block_sparse_moe.router", "block_sparse_moe.experts", "gate_proj", "up_proj", "down_proj"],
+        ..GRANITE_EXPERTS
+    }),
+    gguf: Gguf::NONE,
+    ..GRANITE_MOE_SHARED
 };
 
 pub(super) const NEMOTRON_H: Family = Family {
@@ -137,5 +165,22 @@ pub(super) const FALCON_H1: Family = Family {
     num_key_value_heads: Some(8),
     max_position_embeddings: 8192,
     gguf: Gguf { tied_head: Some(false), ..Gguf::named("falcon-h1") },
+    ..LLAMA
+};
+
+/// llama.cpp's converter orders rows of its queries and keys as if all of a head turned.
+pub(super) const BAMBA: Family = Family {
+    model_type: "bamba",
+    architecture: "BambaForCausalLM",
+    names: FALCON_H1.names,
+    norms: FALCON_H1.norms,
+    state_spaces: Some(MAMBA),
+    partial_rotary_factor: Some(0.5),
+    rms_norm_eps: 1e-5,
+    vocab_size: Some(128_000),
+    num_attention_heads: Some(32),
+    num_key_value_heads: Some(8),
+    max_position_embeddings: 262_144,
+    gguf: Gguf::NONE,
     ..LLAMA
 };

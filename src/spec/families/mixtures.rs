@@ -1,11 +1,12 @@
 //! Rows of families with mixtures of experts that differ from another in little.
 
 use super::dense::{EXAONE4, GLM4V, QWEN3_VL};
-use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, QWEN2_EXPERTS};
+use super::{ERNIE4_5, GRANITE, LFM2, LLAMA, OLMO2, QWEN2_EXPERTS, QWEN3};
 use crate::spec::RopePairs;
 use crate::spec::block::attention::QueryKeyNorms;
 use crate::spec::family::{
-    Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, Router, RouterGroups,
+    AttentionExtra, Biases, ExpertForm, Experts, Family, FamilyNames, Gguf, GgufWindows, NoRope, OwnRopes, Router,
+    RouterGroups, Windows,
 };
 
 pub(super) const QWEN3_VL_MOE: Family = Family {
@@ -37,6 +38,84 @@ pub(super) const OLMOE: Family = Family {
     eos_token_id: Some(50_279),
     gguf: Gguf { experts_sum_to_one: false, expert_width: false, ..Gguf::named("olmoe") },
     ..LLAMA
+};
+
+/// `OLMo` 2 with experts.
+pub(super) const FLEX_OLMO: Family = Family {
+    model_type: "flex_olmo",
+    architecture: "FlexOlmoForCausalLM",
+    norms: OLMO2.norms,
+    experts: Some(Experts {
+        count: 7,
+        num_per_token: 5,
+        intermediate_size: None,
+        shared: None,
+        norm_topk_prob: Some(false),
+        form: ExpertForm::Apart,
+        ..QWEN2_EXPERTS
+    }),
+    rms_norm_eps: 1e-6,
+    rope_theta: 500_000.0,
+    eos_token_id: Some(100_257),
+    gguf: Gguf::NONE,
+    ..OLMOE
+};
+
+/// Mellum 2: Qwen3 with experts and windows. Layers with a window have a rotary embedding of their own.
+pub(super) const MELLUM: Family = Family {
+    model_type: "mellum",
+    architecture: "MellumForCausalLM",
+    experts: Some(Experts {
+        count: 64,
+        num_per_token: 8,
+        intermediate_size: Some(896),
+        shared: None,
+        norm_topk_prob: Some(true),
+        form: ExpertForm::Apart,
+        ..QWEN2_EXPERTS
+    }),
+    // All are full where no list says otherwise.
+    windows: Windows::AllButEvery { default: 1024, pattern: 1 },
+    rope_theta: 500_000.0,
+    local_rope_theta: Some(10_000.0),
+    own_ropes: OwnRopes::Olmo,
+    num_key_value_heads: Some(4),
+    max_position_embeddings: 131_072,
+    gguf: Gguf { windows: GgufWindows::Listed, tied_head: Some(false), ..Gguf::named("mellum") },
+    ..QWEN3
+};
+
+/// Qwen3 with experts of which sigmoids choose, sinks, and no rotary embedding in layers without a window.
+pub(super) const FLINT: Family = Family {
+    model_type: "flint",
+    architecture: "FlintForCausalLM",
+    no_rope: NoRope::Full,
+    attention_extra: AttentionExtra::Sinks,
+    experts: Some(Experts {
+        count: 256,
+        num_per_token: 6,
+        intermediate_size: Some(512),
+        shared: None,
+        norm_topk_prob: Some(true),
+        router: Some(Router {
+            counts: ["num_experts", "num_experts_per_tok"],
+            sigmoid: Some(0.0),
+            bias: None,
+            groups: None,
+            shared: Some(("mlp.shared_expert", "shared_expert_intermediate_size")),
+            first: None,
+            ..DEEPSEEK
+        }),
+        form: ExpertForm::Joined,
+        ..QWEN2_EXPERTS
+    }),
+    windows: Windows::AllButEvery { default: 513, pattern: 4 },
+    vocab_size: Some(150_144),
+    num_attention_heads: Some(32),
+    num_key_value_heads: Some(4),
+    max_position_embeddings: 262_144,
+    gguf: Gguf::NONE,
+    ..QWEN3
 };
 
 pub(super) const GRANITE_EXPERTS: Experts = Experts {

@@ -2,12 +2,12 @@
 
 use crate::spec::delta_net::{A_LOG, DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES, DT_BIAS};
 use crate::spec::{
-    BLOCK_SCALE, Block, EXPERT_SCALES, GATE_NAME, Heads, LATENT_NAMES, Latent, ModelConfig, ROUTER_SCALE,
+    BLOCK_SCALE, Block, CURVE_NAMES, EXPERT_SCALES, GATE_NAME, Heads, LATENT_NAMES, Latent, ModelConfig, ROUTER_SCALE,
     SHARED_MLP_NAMES, SINKS, STREAM_PROJECTIONS, STREAM_SCALE, name_alone,
 };
 
 /// Modules of a block, in Hugging Face's files and in GGUF.
-const MODULES: [(&str, &str); 111] = [
+const MODULES: [(&str, &str); 113] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -65,6 +65,8 @@ const MODULES: [(&str, &str); 111] = [
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.conv1d", "ssm_conv1d"),
     ("operator_norm", "attn_norm"),
+    ("attention_layernorm", "attn_norm"),
+    ("feedforward_layernorm", "ffn_norm"),
     ("ffn_norm", "ffn_norm"),
     ("self_attn.out_proj", "attn_output"),
     ("self_attn.query_layernorm", "attn_q_norm"),
@@ -142,6 +144,8 @@ const NO_MODULES: [(&str, &str); 19] = [
     ("mixer.dt_bias", "ssm_dt.bias"),
     ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
 ];
+/// Lists of [`CURVE_NAMES`] of all layers.
+const CURVE_KEYS: [&str; 4] = ["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"];
 /// Matrices of an expert, likewise.
 const OF_EXPERT: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate"),
@@ -203,6 +207,14 @@ pub fn tensor_name(config: &ModelConfig, name: &str) -> Option<String> {
     Some(format!("{module}.{part}"))
 }
 
+/// The key there of a number of xIELU in our tensor of this name, and its layer; absent: the tensor is none of them.
+#[must_use]
+pub fn curve_key(name: &str) -> Option<(&'static str, usize)> {
+    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let keys = CURVE_NAMES.into_iter().zip(CURVE_KEYS);
+    keys.filter(|(ours, _)| *ours == part).find_map(|(_, key)| Some((key, layer.parse().ok()?)))
+}
+
 /// A tensor there with rows of one of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -242,6 +254,9 @@ pub fn names_of(config: &ModelConfig, name: &str) -> Vec<String> {
 /// The tensors there that together have the rows of one of this shape; none where there is no place for it.
 #[must_use]
 pub fn parts_of(config: &ModelConfig, name: &str, shape: &[usize]) -> Vec<Part> {
+    if curve_key(name).is_some() {
+        return Vec::new();
+    }
     let part = |name: &str, num_rows| Some(Part::new(tensor_name(config, name)?, num_rows, shape));
     let ([qkvz, _], [qkv, z, ..]) = (DELTA_NET_FUSED_NAMES, DELTA_NET_NAMES);
     let net = config.blocks.iter().find_map(Block::delta_net).filter(|_| name.contains(qkvz));

@@ -6,7 +6,7 @@ use crate::spec::block::{
     Choice, ExpertGroups, Gated, LATENT_EXPERT_NAMES, Mixture, Probabilities, Projections, Role, SHARED_GATE,
     SharedExpert, Site, SiteId,
 };
-use crate::spec::family::{Arrangement, Biases, Experts, Family, Router};
+use crate::spec::family::{Arrangement, Biases, Experts, Family, Router, Windows};
 use crate::util::gguf::MAX_EXPERTS;
 use crate::util::stats::as_f64;
 
@@ -48,10 +48,13 @@ pub(super) fn mixtures(
     if is_gemma4 && !json.boolean("enable_moe_block", false) {
         return None;
     }
-    if beside_dense && json.value("num_local_experts").and_then(Value::number) == Some(0.0) {
+    if family.state_spaces.is_some() && json.value("num_local_experts").and_then(Value::number) == Some(0.0) {
         return None;
     }
-    json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
+    // Where a list says which layers have a window, it does not matter.
+    if !matches!(family.windows, Windows::AllButEvery { .. }) {
+        json.only("use_sliding_window", "false", |value| *value == Value::Boolean(false));
+    }
     if family.biases == Biases::QueryKeyValue {
         json.only("qkv_bias", "true", |value| *value == Value::Boolean(true));
     }
@@ -82,11 +85,16 @@ pub(super) fn mixtures(
     if let Some(default) = norm_topk_prob {
         is_normalised = json.boolean("norm_topk_prob", default);
     }
-    if norm_topk_prob.is_some() && router.is_none() {
+    let is_flint = family.model_type == "flint";
+    if norm_topk_prob.is_some() && (router.is_none() || is_flint) {
         let every = json.count("decoder_sparse_step", 1, 1..=1 << 16);
-        let dense = json.any("mlp_only_layers", Vec::new(), "a list of layers, or null", layers);
+        let first = if is_flint { vec![0, 1] } else { Vec::new() };
+        let dense = json.any("mlp_only_layers", first, "a list of layers, or null", layers);
         for (layer, is_in) in is_in.iter_mut().enumerate() {
             *is_in = (layer + 1).is_multiple_of(every) && !dense.contains(&layer);
+        }
+        if json.has("mlp_layer_types") {
+            by_type(json, &mut is_in);
         }
     }
     let of_width = if beside_dense || weighs_inputs { "intermediate_size" } else { "moe_intermediate_size" };
@@ -128,7 +136,7 @@ pub(super) fn mixtures(
         probabilities,
         choice,
         has_biases,
-        beside_dense,
+        beside_dense: beside_dense && intermediate > 0,
         weighs_inputs,
         is_in,
     })

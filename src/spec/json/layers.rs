@@ -113,7 +113,11 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
         None if family.state_spaces.is_some() => &["mamba", "linear_attention", "hybrid"],
         None => &[],
     };
-    let full = if family.has_short_convs { attention_layers(json) } else { None };
+    let full = match family.model_type {
+        "bamba" => attention_layers(json, "attn_layer_indices"),
+        _ if family.has_short_convs => attention_layers(json, "full_attn_idxs"),
+        _ => None,
+    };
     let pattern =
         if family.delta_heads.is_some() { json.count("full_attention_interval", 4, 1..=1 << 16) } else { pattern };
     // Granite 4's first files call it `attention`.
@@ -129,6 +133,7 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
             (Some(kind), _) if family.has_chunks() => kind.text() == Some("chunked_attention") || is_full(kind),
             (Some(kind), _) => is_full(kind),
             (None, Some(full)) => full.contains(&layer),
+            (None, None) if family.model_type == "flint" => layer < 2 || layer % 4 == 1 || layer + 1 == num_layers,
             (None, None) => layer < first || is_last || family.has_short_convs,
         };
         let is_other = |kind: &Value| kind.text().is_some_and(|kind| other.contains(&kind));
@@ -155,10 +160,10 @@ pub(super) fn layers(json: &mut Section, family: &Family, num_layers: usize) -> 
     layers
 }
 
-/// The layers that LFM2's first configs list as those with attention; absent: all.
-fn attention_layers(json: &mut Section) -> Option<Vec<usize>> {
-    json.value("full_attn_idxs")?;
-    Some(json.any("full_attn_idxs", Vec::new(), "a list of layers, or null", super::experts::layers))
+/// The layers that Bamba's configs, and LFM2's first ones, list as those with attention.
+fn attention_layers(json: &mut Section, key: &'static str) -> Option<Vec<usize>> {
+    json.value(key)?;
+    Some(json.any(key, Vec::new(), "a list of layers, or null", super::experts::layers))
 }
 
 /// Notes which layers have no rotary embedding.

@@ -115,7 +115,7 @@ fn of_all(json: &mut Section, theta: f64, partial: f64, facts: RopeFacts<'_>) ->
         json.problem("rope_parameters", "and `rope_scaling` differ; keep one of them");
     }
     let is_scaled = matches!(facts.family.own_ropes, OwnRopes::GptOss | OwnRopes::Ministral);
-    if new.is_none() && old.is_none() && (is_scaled || facts.family.model_type == "cwm") {
+    if new.is_none() && old.is_none() && (is_scaled || matches!(facts.family.model_type, "cwm" | "apertus")) {
         json.problem("rope_parameters", "is missing, as is `rope_scaling`: models of this type are scaled");
     }
     let name = if new.is_some() { "rope_parameters" } else { "rope_scaling" };

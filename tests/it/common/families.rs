@@ -8,7 +8,7 @@ use lora_train::spec::ModelConfig;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Folders of `tests/golden` with a `config.json`.
-pub(crate) const FAMILIES: [&str; 97] = [
+pub(crate) const FAMILIES: [&str; 105] = [
     "qwen2", "qwen3", "qwen3_5", "qwen3_5-multimodal", "qwen3_5_moe", "qwen3_next", "llama-with-biases", "gemma2",
     "gemma3", "gemma3-multimodal", "gemma4", "gemma4-multimodal", "gemma4-experts", "smollm3", "olmo2", "granite",
     "phi3", "phi3-longrope", "glm", "glm4", "qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "lfm2", "nemotron",
@@ -20,7 +20,8 @@ pub(crate) const FAMILIES: [&str; 97] = [
     "granitemoehybrid-mamba", "granitemoehybrid-experts", "nemotron_h", "nemotron_h-latent", "falcon_h1", "cohere",
     "cohere2", "stablelm", "stablelm-beside", "starcoder2", "hunyuan_v1_dense", "hunyuan_v1_moe", "gpt_neox",
     "cohere-norms", "stablelm-norms", "phi", "exaone4", "exaone_moe", "solar_open", "hy_v3", "llama4", "glm4v_moe",
-    "gemma3n", "muse_glimmer", "granite_swa", "hyperclovax",
+    "gemma3n", "muse_glimmer", "granite_swa", "hyperclovax", "exaone", "mellum", "flex_olmo", "granitemoeshared",
+    "bamba", "flint", "granitemoe_swa", "apertus",
 ];
 
 /// The numbers called `bits` in `scripts/make_golden.py`.
@@ -71,15 +72,23 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
             }
             name if name.ends_with("norm.weight") || name.ends_with("norm_f.weight") => norm,
             name if name.ends_with(".A_log") => -3.0,
+            name if name.ends_with("act_fn.beta") => 0.5,
+            name if name.ends_with("act_fn.eps") => -1e-6,
             _ => 0.0,
         };
-        let num_inputs = shape[1..].iter().product::<usize>();
-        let bound = if shape.len() == 1 { 0.3 } else { 1.7 / (num_inputs as f64).sqrt() };
+        let num_inputs = shape.iter().skip(1).product::<usize>();
+        let bound = match shape.len() {
+            // As every model of the kind has it.
+            0 => 0.0,
+            1 => 0.3,
+            _ => 1.7 / (num_inputs as f64).sqrt(),
+        };
         let values = formula(&name, bound).take(shape.iter().product());
         let bytes: Vec<u8> = values.flat_map(|value| (centre + value).to_le_bytes()).collect();
         // What transformers knows it by.
         let name = match &*config.model_type {
             "hy_v3" => name.replace(".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
+            "flint" => name.replace(".sinks", ".softmax_offset"),
             _ => name,
         };
         (config.module_of(&name), (shape, bytes))
@@ -94,9 +103,13 @@ pub(crate) fn write_model(config: &str, folder: &Path) {
     let own = ["experts.gate_up_proj", "experts.down_proj"];
     match &*config.model_type {
         _ if config.blocks[0].two_branches().is_some() => join_halves(&config, &mut tensors, "experts", own),
-        "granitemoe" | "granitemoehybrid" if config.blocks[0].mixture().is_some() => {
+        "granitemoe" | "granitemoeshared" | "granitemoehybrid" if config.blocks[0].mixture().is_some() => {
             let joined = ["block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"];
             join_halves(&config, &mut tensors, "block_sparse_moe.experts", joined);
+        }
+        "granitemoe_swa" => {
+            let joined = own.map(|name| format!("block_sparse_moe.{name}"));
+            join_halves(&config, &mut tensors, "block_sparse_moe.experts", joined.each_ref().map(|name| &**name));
         }
         "qwen3_vl_moe" | "qwen3_vl_moe_text" | "mistral4" => {
             let joined = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];

@@ -532,6 +532,9 @@ fn listed_windows(config: &ModelConfig, attentions: &[&Attention]) -> Result<Vec
     let Some(window) = attentions.iter().find_map(|attention| attention.heads.window) else {
         return refused(config, "no window");
     };
+    if config.ropes.iter().any(|rope| rope.theta != config.ropes[0].theta) {
+        return refused(config, "another base of the rotary embedding in layers with a window");
+    }
     let of_layers = |has: fn(&Attention) -> bool| list(List::Bool(attentions.iter().map(|it| has(it)).collect()));
     let mut keys = vec![
         (gguf::WINDOW, Value::U32(window as u32)),
