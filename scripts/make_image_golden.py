@@ -29,7 +29,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torchvision.transforms.v2 import functional as resizing
 from transformers import (AutoConfig, AutoModelForImageTextToText, Gemma3ImageProcessor, Gemma3Processor, Gemma4AudioFeatureExtractor, Gemma4ImageProcessor,
                           Gemma4Processor, Gemma4UnifiedAudioFeatureExtractor, Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedImageProcessor,
-                          Gemma4UnifiedProcessor, Gemma4UnifiedVideoProcessor, Gemma4VideoProcessor, Glm46VImageProcessor, Glm46VProcessor, Glm46VVideoProcessor, GotOcr2ImageProcessor,
+                          Gemma4UnifiedProcessor, Gemma4UnifiedVideoProcessor, Gemma4VideoProcessor, Glm46VImageProcessor, Glm46VProcessor, Glm46VVideoProcessor,
+                          Glm4vImageProcessor, Glm4vProcessor, Glm4vVideoProcessor, GotOcr2ImageProcessor,
                           Idefics3Processor, InternVLProcessor, InternVLVideoProcessor, Lfm2VlImageProcessor, Lfm2VlProcessor, PaddleOCRVLImageProcessor, PaddleOCRVLProcessor, PixtralImageProcessor, PixtralProcessor, PreTrainedTokenizerFast, Qwen2VLImageProcessor,
                           Qwen2VLProcessor, Qwen2VLVideoProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor, SmolVLMImageProcessor)
 
@@ -54,15 +55,17 @@ SPECIAL["paddleocr_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|IMAGE_PLACEHOL
 MARKERS["paddleocr_vl"] = "<|IMAGE_PLACEHOLDER|>"
 SPECIAL["glm46v"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>", "<|begin_of_video|>",
                      "<|end_of_video|>"]
+SPECIAL["glm4v_moe"] = SPECIAL["glm46v"]
 SPECIAL["gemma4"] = ["<s>", "</s>", "[INST]", "[/INST]", "<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"]
 SPECIAL["gemma4_unified"] = SPECIAL["gemma4"]
 SPECIAL["lfm2_vl"] = ["<s>", "</s>", "[INST]", "[/INST]", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"] + [
     f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 7) if row * column <= 6]
-MARKERS |= {"glm46v": "<|image|>", "gemma4": "<|image|>", "gemma4_unified": "<|image|>", "lfm2_vl": "<image>"}
+MARKERS |= {"glm46v": "<|image|>", "glm4v_moe": "<|image|>", "gemma4": "<|image|>", "gemma4_unified": "<|image|>", "lfm2_vl": "<image>"}
 # What templates write, where processors replace a part of that.
 AROUND = {"paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", "glm46v": "<|begin_of_image|><|image|><|end_of_image|>"}
+AROUND["glm4v_moe"] = AROUND["glm46v"]
 # Their tokens have three positions.
-THREE = [*QWEN, "paddleocr_vl", "glm46v"]
+THREE = [*QWEN, "paddleocr_vl", "glm46v", "glm4v_moe"]
 # What processors ask their tokenizers for.
 NAMED = {
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
@@ -148,7 +151,7 @@ def fill(model) -> dict:
         # States that reach over many tokens, and norms that files have less 1.
         if model.config.model_type in ["qwen3_5", "gemma3"] and ("language_model" in name or "mm_soft" in name):
             centre = -3.0 if name.endswith("A_log") else 0.0 if name.endswith("norm.weight") and "linear_attn" not in name else centre
-        inputs = int(np.prod(tensor.shape[1:]))
+        inputs = tensor.shape[-1] if ".experts." in name else int(np.prod(tensor.shape[1:]))
         # Outputs of a size at which a mistake in what is before shows; of two tables of places, and bounds that some numbers pass.
         bound = 0.3 if tensor.dim() < 2 else 0.5 if name.endswith("position_embedding_table") else 2.5 / inputs**0.5
         centre = -1.5 if name.endswith("put_min") else 1.5 if name.endswith("put_max") else centre
@@ -215,6 +218,9 @@ def processor_of(folder: pathlib.Path, config, tokenizer):
     if config.model_type == "glm46v":
         images = Glm46VImageProcessor(**given)
         return Glm46VProcessor(images, tokenizer, Glm46VVideoProcessor()), lambda image: images(image, return_tensors="pt")
+    if config.model_type == "glm4v_moe":
+        images = Glm4vImageProcessor(**given)
+        return Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), lambda image: images(image, return_tensors="pt")
     if config.model_type == "paddleocr_vl":
         images = PaddleOCRVLImageProcessor(**given)
         return PaddleOCRVLProcessor(images, tokenizer), lambda image: images(image, return_tensors="pt")
@@ -382,9 +388,12 @@ def main():
         golden["images"][name] = {"size": [seen[0].shape[-1], seen[0].shape[-2]], "pixels": sha(np.concatenate([piece.ravel() for piece in seen]))}
         arrays[f"features.{name}"] = features_of(model, out)
 
-    # As our "all-linear": the language model alone.
+    # As our "all-linear": the language model alone. Experts are no modules in transformers, so attention alone is adapted beside them.
     target = (r".*(language_model|text_model).*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|gate_up_proj|down_proj|in_proj\w*|out_proj|w1|w2|w3"
               r"|per_layer_input_gate|per_layer_projection)")
+    if hasattr(config.get_text_config(), "n_routed_experts"):
+        golden["lora"]["target_modules"] = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        target = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)"
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=target, **LORA))
     named = adapter_tensors(adapted)
     with torch.no_grad():

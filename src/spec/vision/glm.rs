@@ -1,4 +1,4 @@
-//! The tower of GLM-4.1V and GLM-4.6V.
+//! The tower of GLM-4.1V, GLM-4.5V and GLM-4.6V.
 
 use super::others::{axial_theta, square};
 use super::qwen::{area, encoder, joined};
