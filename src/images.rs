@@ -23,7 +23,7 @@ pub mod picture;
 pub mod resize;
 
 use features::read_exact_at;
-pub use features::{FeatureKey, FeatureWriter, Features, is_of_image};
+pub use features::{FeatureKey, FeatureWriter, Features, is_of_image, room};
 use picture::{Oddities, Picture};
 use resize::resize;
 
@@ -299,6 +299,25 @@ impl Images {
         let all = self.vision.as_ref().map_or(0, |vision| features::bytes_of(vision, &self.all()));
         let kept = all.min(self.limits.most_feature_bytes);
         [kept, all - kept]
+    }
+
+    /// The largest `data.image_max_pixels`, to two digits, with which all images so far have no more than so many tokens, and how many
+    /// they have then; `None` where none makes them as few.
+    #[must_use]
+    pub fn most_pixels_for(&self, most_tokens: usize) -> Option<(usize, usize)> {
+        let (vision, all) = (self.vision.as_ref().ok()?, self.all());
+        let num_tokens = |image: &Image, most: usize| {
+            vision.cut(image.size, Some(most)).map_or_else(|_| image.num_tokens(), |cut| cut.num_tokens())
+        };
+        // A small one may be seen larger than it is.
+        let sizes = all.iter().flat_map(|image| [Some(image.size), image.cut.sizes.last().copied()]).flatten();
+        let largest =
+            sizes.map(|[width, height]| width * height).max()?.min(self.limits.most_pixels.unwrap_or(usize::MAX));
+        let smaller =
+            std::iter::successors(Some(largest), |pixels| Some(pixels * 19 / 20).filter(|pixels| *pixels > 99));
+        let in_two_digits = smaller.map(|pixels| pixels - pixels % 10_usize.pow(pixels.ilog10().saturating_sub(1)));
+        let counted = in_two_digits.map(|most| (most, all.iter().map(|image| num_tokens(image, most)).sum()));
+        counted.into_iter().find(|(_, tokens)| *tokens <= most_tokens)
     }
 
     /// Bytes of features that are kept.

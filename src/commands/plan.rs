@@ -10,6 +10,7 @@
 //! [`gpu`]: crate::train::budget::gpu
 
 mod gpus;
+mod images;
 mod ranks;
 #[cfg(test)]
 mod records;
@@ -42,6 +43,7 @@ use crate::train::budget::workload::Workload;
 use crate::train::objective::{OfReference, needs};
 use crate::util::failure::Failure;
 use crate::util::stats::as_f64;
+use images::PlannedImages;
 use ranks::Cluster;
 use report::{Basis, Report, table};
 
@@ -141,6 +143,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     };
     let folder = source.as_ref().ok().filter(|_| target.is_here && workload.plan().read_bytes_per_step.is_some());
     let disk_bytes_per_second = folder.and_then(|source| rate_of_disk(&source.folder));
+    let planned_images =
+        data.as_ref().ok().and_then(|data| PlannedImages::of(data, images.token_share, target.rate_in_f32(&recipe)));
     // On the CPU the batch has no padding.
     let forecast = data.and_then(|data| forecast(&recipe, &data, &workload, target.kind.is_gpu(), args.ranks == 1));
     let prices = prices(args, &recipe);
@@ -151,6 +155,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         prices: &prices,
         decision: decision.as_ref(),
         forecast: forecast.as_ref().ok(),
+        images: planned_images,
         most_rows: if forecast.is_err() { rows::at_most(&recipe.data) } else { None },
         calibrated,
         cluster,

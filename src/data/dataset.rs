@@ -201,18 +201,18 @@ impl Dataset {
         self.images.as_ref().is_some_and(|images| !images.all().is_empty())
     }
 
-    /// Of every row that is used and has images, the number of their tokens.
+    /// Of every row that is used and has images, the number of their tokens, and of all its tokens.
     ///
     /// # Errors
     /// A row that cannot be read.
-    pub fn image_tokens(&self) -> Result<Vec<usize>, DataError> {
+    pub fn image_tokens(&self) -> Result<Vec<[usize; 2]>, DataError> {
         let of_row = |row: &u32| {
             let (_, row) = read_row(&self.files, *row)?;
-            Ok(row.ids.iter().filter(|id| is_of_image(**id)).count())
+            Ok([row.ids.iter().filter(|id| is_of_image(**id)).count(), row.ids.len()])
         };
         let rows = self.train_rows.par_iter().chain(&self.eval_rows);
         let counts = rows.map(of_row).collect::<Result<Vec<_>, DataError>>()?;
-        Ok(counts.into_iter().filter(|count| *count > 0).collect())
+        Ok(counts.into_iter().filter(|[of_images, _]| *of_images > 0).collect())
     }
 
     /// The chat template; `None` if no rows are written with one.

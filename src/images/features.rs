@@ -125,9 +125,9 @@ impl FeatureWriter {
             }
         }
         tidy(&folder, SUFFIX, most_bytes - missing, Path::new(""));
-        let free = free_bytes(&folder).map_or(u64::MAX, |free| free.saturating_sub(SPARED_BYTES));
+        let room = room(&folder).unwrap_or(u64::MAX);
         let features = Features { _in_use: in_use, _temporary: temporary, ..Features::new(vision) };
-        Ok(Self { folder, key, left: [most_bytes, free], features })
+        Ok(Self { folder, key, left: [most_bytes, room], features })
     }
 
     /// Adds an image, whose features are made if they are not there yet, row by row. Says whether they are kept: where there is no
@@ -160,6 +160,12 @@ impl FeatureWriter {
     pub fn finish(self) -> Features {
         self.features
     }
+}
+
+/// Bytes of features that may still be written to the disk of a folder, where the system says it.
+#[must_use]
+pub fn room(folder: &Path) -> Option<u64> {
+    free_bytes(folder).map(|free| free.saturating_sub(SPARED_BYTES))
 }
 
 /// Bytes that features take.

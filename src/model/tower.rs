@@ -27,7 +27,7 @@ mod places;
 mod projectors;
 mod sizes;
 
-pub use sizes::{encoding_bytes, weight_bytes};
+pub use sizes::{encoding_bytes, encoding_flops, weight_bytes};
 
 /// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
 const MERGED_EPS: f64 = 1e-5;

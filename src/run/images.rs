@@ -1,11 +1,12 @@
 //! The features of images. Those of a data set are made before the first step, image by image, and kept for later runs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
 
 use crate::config::DataConfig;
+use crate::data::cache::CacheSettings;
 use crate::data::dataset::{Dataset, OpenOptions};
 use crate::data::progress::{Meter, Work};
 use crate::generate::encode_sample;
@@ -46,6 +47,11 @@ pub(crate) fn kept_image_headers_of_rows(
 /// Images at web addresses, kept beside the features.
 fn web() -> PublicFiles {
     PublicFiles::new(cache_folder().map(|cache| cache.join("images")))
+}
+
+/// Where features are kept, if they are: beside the token cache.
+pub(crate) fn feature_folder(cache: &CacheSettings) -> Option<PathBuf> {
+    cache.folder.as_ref().map(|folder| folder.with_file_name("images"))
 }
 
 /// What reads images for the model in a folder, if it has a tower.
@@ -120,8 +126,7 @@ fn features(
     let (_, digest) = tower_in(weights).ok_or_else(no_tower)?;
     let key = images.key(digest).map_err(Failure::input)?;
     let all = images.all();
-    let kept_in = options.cache.folder.as_ref().map(|folder| folder.with_file_name("images"));
-    let kept_in = (kept_in, images.most_feature_bytes());
+    let kept_in = (feature_folder(&options.cache), images.most_feature_bytes());
     let mut writer = FeatureWriter::new(kept_in, key, vision, &all).map_err(Failure::input)?;
     let mut meter = Meter::start(options.progress, Work::Seeing, "images".to_owned(), all.len());
     // Read once the first image needs it, and dropped behind the last, if all are kept.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::images::PlannedImages;
 use super::ranks::{Cluster, OneRank, SharedStep};
 use super::target::{PlanTarget, Speed};
 use crate::config::{CostConfig, FileType, GradientCheckpointing, ObjectiveName, Residency};
@@ -28,6 +29,8 @@ pub(super) struct Basis<'a> {
     pub(super) decision: Option<&'a Decision>,
     /// The steps from the training rows; `None` where these cannot be read.
     pub(super) forecast: Option<&'a Forecast>,
+    /// Those of the rows, if they have some.
+    pub(super) images: Option<PlannedImages>,
     /// Most rows of an epoch, without a forecast; `None` where nobody counted them.
     pub(super) most_rows: Option<usize>,
     /// Measured time of a step on full-length rows.
@@ -78,11 +81,8 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<PlannedRows>,
     rows_per_step: usize,
-    /// Bytes on disk of what is seen in place of images.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    image_bytes: Option<u64>,
-    /// Bytes of that for which there is no room.
-    unkept_image_bytes: Option<u64>,
+    #[serde(flatten)]
+    images: Option<PlannedImages>,
     /// Tokens that every answer is taken to have, where the model writes them; the time that this takes is not in the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer_tokens: Option<usize>,
@@ -200,8 +200,7 @@ impl Report {
             is_calibrated: calibrated.is_some(),
             rows: rows_per_epoch.map(|per_epoch| PlannedRows { per_epoch }),
             rows_per_step: workload.rows * workload.gradient_accumulation_steps,
-            image_bytes: forecast.and_then(|forecast| forecast.image_bytes),
-            unkept_image_bytes: forecast.and_then(|forecast| forecast.unkept_image_bytes),
+            images: basis.images.clone(),
             answer_tokens: (recipe.objective.name == ObjectiveName::Grpo)
                 .then_some(recipe.objective.max_completion_length),
             steps,

@@ -78,6 +78,14 @@ impl PlanTarget {
         self.free_bytes.or(self.memory_bytes)
     }
 
+    /// FLOPs in a second of what computes in `f32`, as a step does on the CPU.
+    pub(super) fn rate_in_f32(&self, recipe: &Recipe) -> Option<f64> {
+        match self.speed {
+            Some(Speed::Steps(rate)) if recipe.train.precision == Precision::F32 => Some(rate),
+            _ => None,
+        }
+    }
+
     /// Says that others use the device.
     pub(super) fn about_others(&self) -> Option<String> {
         let share = self.share_of_others.filter(|share| *share >= MANY_OTHERS)?;

@@ -21,10 +21,6 @@ pub struct Forecast {
     pub step_flops: f64,
     /// Evaluations of the whole run, and FLOPs of each, without those of samples and scores.
     pub evaluations: (u64, f64),
-    /// Bytes on disk of what is seen in place of images.
-    pub image_bytes: Option<u64>,
-    /// Bytes of that which are beyond the limit.
-    pub unkept_image_bytes: Option<u64>,
 }
 
 impl Forecast {
@@ -62,18 +58,7 @@ impl Forecast {
         }
         let num_steps = as_f64(steps_per_epoch(num_batches, accumulated).max(1));
         let (step_tokens, step_flops) = (as_f64(tokens) / num_steps, computed / num_steps);
-        let evaluations = (0, 0.0);
-        let bytes = data.images().map_or([0; 2], |images| images.feature_bytes());
-        let [image_bytes, unkept_image_bytes] = bytes.map(|bytes| Some(bytes).filter(|bytes| *bytes > 0));
-        Ok(Self {
-            rows_per_epoch: data.rows_per_epoch(),
-            steps,
-            step_tokens,
-            step_flops,
-            evaluations,
-            image_bytes,
-            unkept_image_bytes,
-        })
+        Ok(Self { rows_per_epoch: data.rows_per_epoch(), steps, step_tokens, step_flops, evaluations: (0, 0.0) })
     }
 
     /// The same with the evaluations that the recipe asks for.

@@ -3,12 +3,15 @@
 use crate::data::dataset::Dataset;
 use crate::data::error::DataError;
 use crate::model::tower::{encoding_bytes, weight_bytes};
+use crate::util::stats::as_f64;
 
 /// What the images of a recipe's rows take in memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageMemory {
     /// Of every row that has images, the number of their tokens, the most first.
     pub(super) tokens: Vec<usize>,
+    /// Their share of all tokens of these rows; 0 without such rows.
+    pub token_share: f64,
     /// Bytes of the weights of tower and projector.
     pub(super) tower_bytes: usize,
     /// Bytes that the tower takes besides, for the image for which it takes most.
@@ -19,7 +22,7 @@ pub struct ImageMemory {
 
 /// That of rows without images.
 pub static NO_IMAGES: ImageMemory =
-    ImageMemory { tokens: Vec::new(), tower_bytes: 0, encoding_bytes: 0, has_unkept: false };
+    ImageMemory { tokens: Vec::new(), token_share: 0.0, tower_bytes: 0, encoding_bytes: 0, has_unkept: false };
 
 impl ImageMemory {
     /// That of all rows of a data set.
@@ -34,10 +37,18 @@ impl ImageMemory {
         if all.is_empty() {
             return Ok(Self::default());
         }
-        let mut tokens = data.image_tokens()?;
+        let counts = data.image_tokens()?;
+        let [of_images, of_rows] = [0, 1].map(|which| counts.iter().map(|counts| counts[which]).sum::<usize>());
+        let mut tokens: Vec<usize> = counts.into_iter().map(|[of_images, _]| of_images).collect();
         tokens.sort_unstable_by(|a, b| b.cmp(a));
         let encoding_bytes = all.iter().map(|image| encoding_bytes(vision, &image.cut)).max().unwrap_or(0);
         let [_, unkept] = images.feature_bytes();
-        Ok(Self { tokens, tower_bytes: weight_bytes(vision), encoding_bytes, has_unkept: unkept > 0 })
+        Ok(Self {
+            tokens,
+            token_share: as_f64(of_images) / as_f64(of_rows.max(1)),
+            tower_bytes: weight_bytes(vision),
+            encoding_bytes,
+            has_unkept: unkept > 0,
+        })
     }
 }

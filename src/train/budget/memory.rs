@@ -440,7 +440,8 @@ mod tests {
     fn a_tower_that_stays_is_beside_every_step_and_one_that_goes_only_where_a_step_takes_less() {
         let (config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
         let more = |tower_bytes, encoding_bytes, has_unkept| {
-            let images = ImageMemory { tokens: vec![1], tower_bytes, encoding_bytes, has_unkept };
+            let images =
+                ImageMemory { tokens: vec![1], tower_bytes, encoding_bytes, has_unkept, ..ImageMemory::default() };
             let text = workload(&config, &selection);
             let [with, without] = [Workload { images: &images, ..text.clone() }, text].map(|of| of.plan());
             with.peak_bytes - without.peak_bytes - 576 * 4

@@ -154,15 +154,7 @@ fn times(report: &Report, without_rows: Option<&str>) -> Vec<String> {
         let at_most = if report.is_at_most { "at most " } else { "" };
         lines.push(format!("rows: {at_most}{} an epoch", with_commas(per_epoch)));
     }
-    if let Some(image_bytes) = report.image_bytes {
-        lines.push(format!("images: {} on disk, made once", size(as_f64(image_bytes))));
-    }
-    if let Some(bytes) = report.unkept_image_bytes {
-        let bytes = size(as_f64(bytes));
-        lines.push(format!(
-            "images: {bytes} beyond `data.image_cache_gib`, made in every epoch; the tower stays in memory"
-        ));
-    }
+    lines.extend(report.images.iter().flat_map(|images| images.lines(duration)));
     let (Some(steps), Some(tokens)) = (report.steps, report.total_tokens) else {
         let of_rows = report.step_seconds.map(|step| step * 1000.0 / as_f64(report.rows_per_step));
         lines.extend(of_rows.map(|seconds| format!("estimated: at most {} for 1,000 rows", duration(seconds))));
