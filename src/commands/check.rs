@@ -22,7 +22,7 @@ use crate::images::Images;
 use crate::measure::metrics::SUMMARY_FILE;
 use crate::recipe::{Purpose, Recipe, RecipeArgs};
 use crate::run::dir::{finished, has_checkpoints, nearest_existing, not_a_folder};
-use crate::run::images::{add_shown, image_headers_of_rows};
+use crate::run::images::{add_shown, check_tower, image_headers_of_rows};
 use crate::run::inputs::{self, ModelParts, WeightsFrom};
 use crate::run::next_commands::about_experts;
 use crate::run::overview::{self, Fact};
@@ -163,7 +163,12 @@ fn examine(recipe: &Recipe, max_rows: Option<usize>) -> Findings {
         Some(tokenizer) if !recipe.data.train.is_empty() => {
             let model = parts.model.folder.as_ref().zip(parts.model.config.as_ref());
             let images = model.and_then(|(folder, config)| image_headers_of_rows(folder, config, &recipe.data));
-            examine_data(recipe, (&Arc::new(tokenizer), images), max_rows, &mut findings)
+            let data = examine_data(recipe, (&Arc::new(tokenizer), images.clone()), max_rows, &mut findings);
+            if let (Some(images), Some((folder, config)), Some(weights)) = (images, model, &parts.model.weights) {
+                let checked = check_tower((folder, weights), config, &images);
+                checked.err().into_iter().for_each(|failure| findings.failure(failure.about("model.path")));
+            }
+            data
         }
         _ => {
             examine_paths(&recipe.data, &mut findings);

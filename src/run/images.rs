@@ -75,7 +75,7 @@ pub(crate) fn with_images(
     options: &OpenOptions<'_>,
 ) -> Result<Model, Failure> {
     let Some(images) = images.filter(|images| !images.all().is_empty()) else { return Ok(model) };
-    let features = features(source, images, &model.device(), options)?;
+    let features = features(source, images, &model, options)?;
     Ok(model.with_features(features))
 }
 
@@ -110,20 +110,43 @@ pub(crate) fn has_tower(weights: &Weights) -> bool {
 ///
 /// # Errors
 /// Weights without one, or that do not fit it.
-pub(crate) fn tower_of(weights: &Weights, vision: &Vision, device: &Device) -> Result<Tower, String> {
+pub(crate) fn tower_of(
+    weights: &Weights,
+    config: &ModelConfig,
+    vision: &Vision,
+    device: &Device,
+) -> Result<Tower, String> {
     let (files, _) = tower_in(weights).ok_or("cannot be seen: the model's weights have no vision tower")?;
-    Tower::load(vision.clone(), weights, files, device).map_err(|problem| problem.to_string())
+    Tower::load(vision.clone(), (weights, files), config, device).map_err(|problem| problem.to_string())
+}
+
+/// Looks at the tower among a model's weights, if rows have images for it.
+///
+/// # Errors
+/// Weights without one, or that do not fit it.
+pub(crate) fn check_tower(
+    (folder, weights): (&Path, &Weights),
+    config: &ModelConfig,
+    images: &Images,
+) -> Result<(), Failure> {
+    let Some(vision) = images.vision().ok().filter(|_| !images.all().is_empty()) else { return Ok(()) };
+    let (files, _) = tower_in(weights).ok_or_else(|| no_tower(folder))?;
+    Tower::check(vision, (weights, files), config).map_err(Failure::input)
+}
+
+fn no_tower(folder: &Path) -> Failure {
+    Failure::input(format!("the weights in {} have no vision tower", folder.display()))
 }
 
 fn features(
     (folder, weights): (&Path, &Weights),
     images: &Arc<Images>,
-    device: &Device,
+    model: &Model,
     options: &OpenOptions<'_>,
 ) -> Result<Features, Failure> {
-    let no_tower = || Failure::input(format!("the weights in {} have no vision tower", folder.display()));
     let vision = images.vision().map_err(Failure::input)?;
-    let (_, digest) = tower_in(weights).ok_or_else(no_tower)?;
+    let (_, digest) = tower_in(weights).ok_or_else(|| no_tower(folder))?;
+    let tower_of = || tower_of(weights, &model.config, vision, &model.device());
     let key = images.key(digest).map_err(Failure::input)?;
     let all = images.all();
     let kept_in = (feature_folder(&options.cache), images.most_feature_bytes());
@@ -138,7 +161,7 @@ fn features(
         let features = || {
             let pieces = images.pieces(image)?;
             if tower.is_none() {
-                tower = Some(tower_of(weights, vision, device)?);
+                tower = Some(tower_of()?);
             }
             Ok(tower.as_ref().map(|tower| tower.features(pieces)).unwrap_or_default())
         };
@@ -162,7 +185,7 @@ fn features(
         all.len(),
         CACHE_VARIABLE
     ));
-    let tower = tower.map_or_else(|| tower_of(weights, vision, device), Ok).map_err(Failure::input)?;
+    let tower = tower.map_or_else(tower_of, Ok).map_err(Failure::input)?;
     let (tower, images) = (Mutex::new(tower), Arc::clone(images));
     let make = move |image: &Image| {
         let pieces = images.pieces(image)?;

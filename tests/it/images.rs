@@ -2,6 +2,7 @@
 //!
 //! `scripts/make_image_golden.py` makes the golden files and says at its top what they hold.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ use lora_train::train::step::TrainStep;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -89,7 +91,7 @@ pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
         }
     }
     let golden = Golden::open(family, folder.to_owned());
-    let mut tensors = std::collections::BTreeMap::new();
+    let mut tensors = BTreeMap::new();
     for (name, made) in golden.json["tensors"].as_object().unwrap() {
         let shape = numbers(&made["shape"], |side| side.as_u64().unwrap() as usize);
         let centre = made["centre"].as_f64().unwrap() as f32;
@@ -112,9 +114,9 @@ pub(crate) fn write_model(family: &str, folder: &Path) -> Golden {
         };
         tensors.insert(name, (shape, bytes));
     }
-    let views = tensors.iter().map(|(name, (shape, bytes))| {
-        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
-    });
+    let views = tensors
+        .iter()
+        .map(|(name, (shape, bytes))| (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
     golden
 }
@@ -144,7 +146,7 @@ fn seen_in((family, max_length): (&str, usize), folder: &Path, (rows, row_kind):
     let data = Dataset::open(&data, Arc::new(Tokenizer::open(folder).unwrap()), 0, &options).unwrap();
     let files = WeightFiles::open(folder).unwrap();
     let weights = Weights::Files(files.clone());
-    let tower = Tower::load(vision.clone(), &weights, &files, &Device::flex()).unwrap();
+    let tower = Tower::load(vision.clone(), (&weights, &files), &config, &Device::flex()).unwrap();
     let (key, all) = (images.key(tower::digest(&files).unwrap()).unwrap(), images.all());
     let mut writer = FeatureWriter::new((None, u64::MAX), key, &vision, &all).unwrap();
     for image in &all {
@@ -619,6 +621,127 @@ fn answers_to_images_are_written_and_rewarded() {
     fs::write(path.join("recipe.toml"), format!("{recipe}{turns}")).unwrap();
     let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
     assert!(!is_done && said.contains("plays episodes of text"), "{said}");
+}
+
+type Tensors = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Writes other tensors of those in a folder.
+fn rewrite(folder: &Path, change: impl FnOnce(&mut Tensors)) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let views = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let stored = |view: &TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+    let mut tensors: Tensors = views.tensors().iter().map(|(name, view)| (name.clone(), stored(view))).collect();
+    change(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+}
+
+#[test]
+fn a_tower_that_cannot_be_read_is_refused_by_check() {
+    const BIAS: &str = "model.visual.blocks.1.attn.proj.bias";
+    const SCALES: &str = "model.visual.merger.norm.weight";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(QWEN3_VL, path);
+    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    let whole = fs::read(path.join("model.safetensors")).unwrap();
+    let check = |change: &dyn Fn(&mut Tensors)| {
+        fs::write(path.join("model.safetensors"), &whole).unwrap();
+        rewrite(path, change);
+        run_in(path, &["check", "recipe.toml"])
+    };
+    assert!(check(&|_| ()).0);
+    let (is_done, said) = check(&|tensors| {
+        tensors.remove(BIAS);
+        tensors.insert(SCALES.to_owned(), (safetensors::Dtype::U8, vec![24], vec![0; 24]));
+        tensors.insert("model.visual.pos_embed.weight".to_owned(), (safetensors::Dtype::F32, vec![1, 24], vec![0; 96]));
+    });
+    assert!(!is_done, "{said}");
+    for problem in [
+        format!("missing: `{BIAS}` [24]"),
+        format!("type: `{SCALES}` is U8, expected F32, BF16 or F16"),
+        "misshapen: `model.visual.pos_embed.weight` is [1, 24], expected [25, 24]".to_owned(),
+    ] {
+        assert!(said.contains(&problem), "{problem}\n{said}");
+    }
+    let (is_done, said) = check(&|tensors| tensors.retain(|name, _| !name.contains("visual")));
+    assert!(!is_done && said.contains("have no vision tower"), "{said}");
+    // Rows of text need none.
+    fs::write(path.join("rows.jsonl"), json!({"prompt": "What?", "completion": "x"}).to_string()).unwrap();
+    let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+    assert!(is_done, "{said}");
+}
+
+#[test]
+fn a_tower_that_is_stored_as_codes_is_decoded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write_model(QWEN3_VL, path);
+    fs::write(path.join("recipe.toml"), RECIPE).unwrap();
+    // A row's largest number is code 127, as in bitsandbytes.
+    let is_matrix = |name: &str, shape: &[usize]| {
+        name.starts_with("model.visual.") && shape.len() == 2 && !name.contains("pos_embed")
+    };
+    let coded = |tensors: &mut Tensors, decodes: bool| {
+        let names = tensors.iter().filter(|(name, (_, shape, _))| is_matrix(name, shape)).map(|(name, _)| name.clone());
+        for name in names.collect::<Vec<_>>() {
+            let (_, shape, bytes) = tensors.remove(&name).unwrap();
+            let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let rows = numbers.chunks(shape[1]);
+            let largest: Vec<f32> =
+                rows.clone().map(|row| row.iter().fold(0.0, |most, number| number.abs().max(most))).collect();
+            let of_row = |(row, most): (&[f32], &f32)| -> Vec<f32> {
+                row.iter().map(|number| (number / most * 127.0).round()).collect()
+            };
+            let codes: Vec<Vec<f32>> = rows.zip(&largest).map(of_row).collect();
+            let value = if decodes {
+                let decoded = codes.iter().zip(&largest);
+                let decoded = decoded.flat_map(|(row, most)| row.iter().map(move |code| code * (most / 127.0)));
+                (safetensors::Dtype::F32, shape, decoded.flat_map(f32::to_le_bytes).collect())
+            } else {
+                let scales = (
+                    safetensors::Dtype::F32,
+                    vec![shape[0]],
+                    largest.iter().flat_map(|most| most.to_le_bytes()).collect(),
+                );
+                tensors.insert(name.replace(".weight", ".SCB"), scales);
+                #[expect(clippy::cast_possible_truncation, reason = "at most 127")]
+                let codes = codes.concat().into_iter().map(|code| (code as i8).to_le_bytes()[0]).collect();
+                (safetensors::Dtype::I8, shape, codes)
+            };
+            tensors.insert(name, value);
+        }
+    };
+    let whole = fs::read(path.join("model.safetensors")).unwrap();
+    let features = || {
+        let config = ModelConfig::from_file(&path.join("config.json")).unwrap();
+        let vision = Vision::of_folder(path, &config).unwrap().unwrap();
+        let images = Images::new(Ok(vision.clone()), Limits::default());
+        let image = images.add(&path.join("a.png").display().to_string()).unwrap();
+        let files = WeightFiles::open(path).unwrap();
+        let tower = Tower::load(vision, (&Weights::Files(files.clone()), &files), &config, &Device::flex()).unwrap();
+        tower.features(images.pieces(&image).unwrap())
+    };
+    let of_whole = features();
+    rewrite(path, |tensors| coded(tensors, true));
+    let decoded = features();
+    fs::write(path.join("model.safetensors"), whole).unwrap();
+    rewrite(path, |tensors| coded(tensors, false));
+    // Without the config's word they are no numbers.
+    let (is_done, said) = run_in(path, &["check", "recipe.toml"]);
+    assert!(!is_done && said.contains("attn.qkv.weight` is I8, expected F32"), "{said}");
+    let mut config: Value = serde_json::from_slice(&fs::read(path.join("config.json")).unwrap()).unwrap();
+    config["quantization_config"] = json!({"quant_method": "bitsandbytes", "load_in_8bit": true});
+    fs::write(path.join("config.json"), config.to_string()).unwrap();
+    assert_close(&features(), &decoded, 1e-6, "codes");
+    assert!(of_whole.iter().zip(&decoded).any(|(a, b)| (a - b).abs() > 1e-3));
+    for command in [&["check", "recipe.toml"][..], &["recipe.toml"]] {
+        let (is_done, said) = run_in(path, command);
+        assert!(is_done, "{said}");
+    }
 }
 
 #[test]

@@ -92,7 +92,8 @@ impl Sight {
             let tower = match tower {
                 Some(tower) => tower,
                 None => {
-                    let loaded = tower_of(&opened.source.weights, vision, &opened.model.device());
+                    let loaded =
+                        tower_of(&opened.source.weights, &opened.source.config, vision, &opened.model.device());
                     tower.insert(loaded.map_err(GenerateError::Image)?)
                 }
             };

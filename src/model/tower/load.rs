@@ -1,5 +1,7 @@
 //! The weights of encoders under the names that files have for them.
 
+use std::cell::RefCell;
+
 use burn::tensor::{DType, Device, Tensor};
 
 use super::names::{Names, Qkv};
@@ -11,19 +13,45 @@ use crate::ops::linear::Weight;
 use crate::ops::norm::Norm;
 use crate::ops::place::place_of;
 use crate::schema::Problem;
-use crate::spec::{EncoderKind, Projector, Vision};
+use crate::spec::{Encoder, EncoderKind, ModelConfig, Projector, StoredQuantisation, Vision};
 
 /// The weights of a tower where they are.
 pub(super) struct Found<'a> {
     weights: &'a Weights,
+    files: &'a WeightFiles,
+    config: &'a ModelConfig,
+    names: Names,
     /// Before the names of its tensors.
     prefix: &'static str,
     pub(super) device: &'a Device,
+    /// What is wrong with them, where they are not read.
+    problems: Option<RefCell<Vec<String>>>,
 }
 
 impl Found<'_> {
     pub(super) fn tensor<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>, Problem> {
-        self.weights.load(&format!("{}{name}", self.prefix), shape, Dtype::F32, self.device)
+        let name = format!("{}{name}", self.prefix);
+        if self.is_checked(&name, &shape, None) {
+            return Ok(Tensor::zeros(shape, (self.device, DType::F32)));
+        }
+        self.weights.load(&name, shape, Dtype::F32, self.device)
+    }
+
+    /// That of a linear layer, decoded where it is stored as codes.
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>, Problem> {
+        let name = format!("{}{name}", self.prefix);
+        if self.is_checked(&name, &shape, self.config.quantisation.as_ref()) {
+            return Ok(Tensor::zeros(shape, (self.device, DType::F32)));
+        }
+        let matrix = self.weights.matrix(&name, shape, Dtype::F32.into(), self.config, self.device)?;
+        Ok(matrix.dense().into_owned())
+    }
+
+    /// Whether a tensor is not read, but looked at.
+    fn is_checked(&self, name: &str, shape: &[usize], quantisation: Option<&StoredQuantisation>) -> bool {
+        let Some(problems) = &self.problems else { return false };
+        problems.borrow_mut().extend(self.files.problem_of(name, shape, quantisation));
+        true
     }
 
     pub(super) fn bias(&self, name: &str, width: usize, has_bias: bool) -> Result<Option<Tensor<1>>, Problem> {
@@ -36,7 +64,7 @@ impl Found<'_> {
     }
 
     pub(super) fn linear(&self, name: &str, shape: [usize; 2], has_bias: bool) -> Result<Linear, Problem> {
-        let values = self.tensor(&format!("{name}.weight"), shape)?;
+        let values = self.matrix(&format!("{name}.weight"), shape)?;
         let weight = Weight { bias: self.bias(name, shape[0], has_bias)?, ..Weight::new(values) };
         Ok(Linear { weight, bounds: None })
     }
@@ -44,11 +72,15 @@ impl Found<'_> {
     /// Between which numbers the inputs and outputs of a linear layer are kept.
     fn bounds(&self, name: &str) -> Result<[[f32; 2]; 2], Problem> {
         let layer = name.trim_end_matches("linear");
-        let number = |of: &str| self.weights.scalar(&format!("{}{layer}{of}", self.prefix), &[]);
+        let number = |of: &str| {
+            let name = format!("{}{layer}{of}", self.prefix);
+            if self.is_checked(&name, &[], None) { Ok(0.0) } else { self.weights.scalar(&name, &[]) }
+        };
         Ok([[number("input_min")?, number("input_max")?], [number("output_min")?, number("output_max")?]])
     }
 
-    fn layer(&self, vision: &Vision, names: &Names, index: usize) -> Result<Layer, Problem> {
+    fn layer(&self, vision: &Vision, index: usize) -> Result<Layer, Problem> {
+        let names = &self.names;
         let (hidden, inner, has_bias) = (vision.encoder.hidden_size, vision.encoder.intermediate_size, names.has_bias);
         let has_bounds = matches!(vision.encoder.kind, EncoderKind::Gemma4 { has_bounds: true, .. });
         let name = |part: &str| format!("{}{}.{index}.{part}", names.encoder, names.layers);
@@ -136,12 +168,13 @@ fn by_channel(numbers: Tensor<1>, patch: usize) -> Tensor<1> {
     numbers.reshape([patch * patch, 3]).swap_dims(0, 1).reshape([3 * patch * patch])
 }
 
-impl Tower {
-    /// Reads the weights of a tower onto a device.
-    ///
-    /// # Errors
-    /// Tensors that are missing, misshapen or of a type that cannot be read.
-    pub fn load(vision: Vision, weights: &Weights, files: &WeightFiles, device: &Device) -> Result<Self, Problem> {
+impl<'a> Found<'a> {
+    fn new(
+        vision: &Vision,
+        (weights, files): (&'a Weights, &'a WeightFiles),
+        config: &'a ModelConfig,
+        device: &'a Device,
+    ) -> Self {
         let mut names = Names::of(vision.encoder.kind);
         let is_siglip = matches!(vision.encoder.kind, EncoderKind::Siglip2 { .. });
         if is_siglip || matches!(vision.projector, Projector::Pooling { .. }) {
@@ -152,20 +185,25 @@ impl Tower {
         }
         let within = format!("model.{}", names.encoder);
         let is_within = files.tensors().keys().any(|name| name.starts_with(&within));
-        let found = Found { weights, prefix: if is_within { "model." } else { "" }, device };
+        let prefix = if is_within { "model." } else { "" };
+        Self { weights, files, config, names, prefix, device, problems: None }
+    }
+
+    fn tower(&self, vision: Vision) -> Result<Tower, Problem> {
+        let (names, device) = (&self.names, self.device);
         let (hidden, patch) = (vision.encoder.hidden_size, vision.encoder.patch_size);
         let name = |part: &str| format!("{}{part}", names.encoder);
         let patches = name(names.patches);
         let patches_weight = format!("{patches}.weight");
         let values: Tensor<4> = match names.num_frames {
             0 => {
-                let values: Tensor<2> = found.tensor(&patches_weight, [hidden, patch * patch * 3])?;
+                let values = self.matrix(&patches_weight, [hidden, patch * patch * 3])?;
                 values.reshape([hidden, patch, patch, 3]).permute([0, 3, 1, 2])
             }
-            1 => found.tensor(&patches_weight, [hidden, 3, patch, patch])?,
+            1 => self.tensor(&patches_weight, [hidden, 3, patch, patch])?,
             // What frames have alike.
             frames => {
-                let values: Tensor<5> = found.tensor(&patches_weight, [hidden, 3, frames, patch, patch])?;
+                let values: Tensor<5> = self.tensor(&patches_weight, [hidden, 3, frames, patch, patch])?;
                 values.sum_dim(2).squeeze_dim(2)
             }
         };
@@ -178,28 +216,28 @@ impl Tower {
                 | EncoderKind::Glm { side, .. }
                 | EncoderKind::Qwen3 { side, .. }
                 | EncoderKind::PaddleOcr { side, .. },
-            ) => Some(found.tensor(&name(part), [side * side, hidden])?),
+            ) => Some(self.tensor(&name(part), [side * side, hidden])?),
             (Some(part), EncoderKind::InternVit { side, .. }) => {
                 let num_places = side * side + 1;
-                Some(found.tensor(&name(part), [1, num_places, hidden])?.reshape([num_places, hidden]))
+                Some(self.tensor(&name(part), [1, num_places, hidden])?.reshape([num_places, hidden]))
             }
             (Some(part), EncoderKind::Gemma4 { num_places, .. }) => {
-                Some(found.tensor(&name(part), [2, num_places, hidden])?.reshape([2 * num_places, hidden]))
+                Some(self.tensor(&name(part), [2, num_places, hidden])?.reshape([2 * num_places, hidden]))
             }
             (Some(part), EncoderKind::Gemma4Unified { num_places }) => {
-                let places: Tensor<3> = found.tensor(&name(part), [num_places, 2, hidden])?;
+                let places: Tensor<3> = self.tensor(&name(part), [num_places, 2, hidden])?;
                 Some(places.swap_dims(0, 1).reshape([2 * num_places, hidden]))
             }
             _ => None,
         };
-        let class = |part: &str| Ok::<_, Problem>(found.tensor(&name(part), [1, 1, hidden])?.reshape([1, hidden]));
-        let end = |part: Option<&str>| part.map(|part| found.norm(&name(part), hidden, names.has_bias)).transpose();
-        let weight = Weight { bias: found.bias(&patches, hidden, names.has_patch_bias)?, ..Weight::new(values) };
+        let class = |part: &str| Ok::<_, Problem>(self.tensor(&name(part), [1, 1, hidden])?.reshape([1, hidden]));
+        let end = |part: Option<&str>| part.map(|part| self.norm(&name(part), hidden, names.has_bias)).transpose();
+        let weight = Weight { bias: self.bias(&patches, hidden, names.has_patch_bias)?, ..Weight::new(values) };
         let pixel_norm = names.pixels.map(|part| {
-            let Norm { weight, bias } = found.norm(&name(part), 3 * patch * patch, true)?;
+            let Norm { weight, bias } = self.norm(&name(part), 3 * patch * patch, true)?;
             Ok::<_, Problem>(Norm { weight: by_channel(weight, patch), bias: bias.map(|bias| by_channel(bias, patch)) })
         });
-        Ok(Self {
+        Ok(Tower {
             place: place_of(device, DType::F32),
             device: device.clone(),
             pixel_norm: pixel_norm.transpose()?,
@@ -207,14 +245,43 @@ impl Tower {
             class: names.class.map(class).transpose()?,
             positions,
             ends: [end(names.ends[0])?, end(names.ends[1])?],
-            layers: (0..vision.encoder.num_layers)
-                .map(|index| found.layer(&vision, &names, index))
-                .collect::<Result<_, _>>()?,
-            projector: found.projector(&vision, None)?,
+            layers: (0..vision.encoder.num_layers).map(|index| self.layer(&vision, index)).collect::<Result<_, _>>()?,
+            projector: self.projector(&vision, None)?,
             deepstack: (0..vision.deepstack.len())
-                .map(|level| found.projector(&vision, Some(level)))
+                .map(|level| self.projector(&vision, Some(level)))
                 .collect::<Result<_, _>>()?,
             vision,
         })
+    }
+}
+
+impl Tower {
+    /// Reads the weights of a model's tower onto a device. Matrices that the model's `config` says are stored as codes are decoded.
+    ///
+    /// # Errors
+    /// Tensors that are missing, misshapen or of a type that cannot be read.
+    pub fn load(
+        vision: Vision,
+        weights: (&Weights, &WeightFiles),
+        config: &ModelConfig,
+        device: &Device,
+    ) -> Result<Self, Problem> {
+        Self::check(&vision, weights, config)?;
+        Found::new(&vision, weights, config, device).tower(vision)
+    }
+
+    /// Looks at the tensors that [`load`](Self::load) reads, by the headers of their files.
+    ///
+    /// # Errors
+    /// Lists all tensors that are missing, misshapen or of a type that cannot be read.
+    pub fn check(vision: &Vision, weights: (&Weights, &WeightFiles), config: &ModelConfig) -> Result<(), Problem> {
+        let (device, problems) = (Device::flex(), Some(RefCell::default()));
+        let found = Found { problems, ..Found::new(vision, weights, config, &device) };
+        // Layers one by one: there is only room for them, but much.
+        (0..vision.encoder.num_layers).try_for_each(|index| found.layer(vision, index).map(drop))?;
+        let encoder = Encoder { num_layers: 0, ..vision.encoder.clone() };
+        found.tower(Vision { encoder, ..vision.clone() })?;
+        let problems = found.problems.unwrap_or_default().into_inner();
+        if problems.is_empty() { Ok(()) } else { Err(found.files.mismatch(&problems)) }
     }
 }

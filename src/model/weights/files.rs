@@ -316,7 +316,7 @@ impl WeightFiles {
         (rows < shape[0]).then_some(rows)
     }
 
-    pub(super) fn mismatch(&self, problems: &[String]) -> Problem {
+    pub(in crate::model) fn mismatch(&self, problems: &[String]) -> Problem {
         let message = format!("the weights do not fit config.json:{}", text::lines(problems));
         Problem::new(message).at(self.folder.display())
     }

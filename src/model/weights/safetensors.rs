@@ -37,12 +37,11 @@ impl Source for WeightFiles {
         let mut problems = Vec::new();
         for (name, shape) in &expected {
             let shape = &config.shape_in_files(name, shape);
-            match (&config.quantisation, &shape[..]) {
-                (Some(StoredQuantisation { method, .. }), &[out, width]) if is_coded(self, name, shape) => {
-                    problems.extend(StoredMatrix::find(self, name, [out, width], *method).err());
-                    known.extend(tensors_beside(name, *method));
-                }
-                _ => problems.extend(self.stored(name, shape).err()),
+            problems.extend(self.problem_of(name, shape, config.quantisation.as_ref()));
+            if let Some(StoredQuantisation { method, .. }) = &config.quantisation
+                && is_coded(self, name, shape)
+            {
+                known.extend(tensors_beside(name, *method));
             }
         }
         for (name, stored) in self.tensors() {
@@ -101,6 +100,21 @@ impl Source for WeightFiles {
 }
 
 impl WeightFiles {
+    /// That a tensor is missing, has another shape, or is of a type that cannot be read. A matrix may be stored as codes of this kind.
+    pub(in crate::model) fn problem_of(
+        &self,
+        name: &str,
+        shape: &[usize],
+        quantisation: Option<&StoredQuantisation>,
+    ) -> Option<String> {
+        match (quantisation, shape) {
+            (Some(StoredQuantisation { method, .. }), &[out, width]) if is_coded(self, name, shape) => {
+                StoredMatrix::find(self, name, [out, width], *method).err()
+            }
+            _ => self.stored(name, shape).err(),
+        }
+    }
+
     /// Whether a tensor can be used as numbers of `dtype` where it lies.
     pub(super) fn has_numbers(&self, stored: &StoredTensor, dtype: Dtype) -> bool {
         stored.float_dtype() == Some(dtype) && stored.is_dense() && self.pages(stored).is_aligned(dtype)
