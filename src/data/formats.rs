@@ -388,9 +388,12 @@ impl RowFormat {
         let file = has_file.then(|| format!("the row has the `file_name` of an image; {TEXT_ONLY}"));
         refuse_media(row).and_then(|()| file.map_or(Ok(()), Err)).map_err(|reason| {
             let columns = columns().collect::<Vec<_>>().join(", ");
-            let seen =
-                if self.images.is_some() { "; an image is seen beside a question, such as a `prompt`" } else { "" };
-            format!("{reason}\n  hint: `columns = {{ {columns} }}` says that the text alone is meant{seen}")
+            let alone = format!("`columns = {{ {columns} }}` says that the text alone is meant");
+            if self.images.is_none() || self.format != DataFormat::Text {
+                return format!("{reason}\n  hint: {alone}");
+            }
+            let reason = reason.replace(TEXT_ONLY, "an image is seen in a question, and the row has none");
+            format!("{reason}\n  hint: {}; {alone}", images::with_question(self.name_of("text")))
         })
     }
 

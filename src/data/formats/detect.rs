@@ -339,10 +339,7 @@ fn unknown_columns(row: &Value, found: &[&str]) -> String {
         (Some(list), Some(Ok(RowFormat { format, .. })), _) if format != DataFormat::Text => {
             format!("the rows are in `{list}`: write that list alone")
         }
-        (None, _, [answer]) if shows => format!(
-            "an image needs a question, such as a column `prompt`; with it, `columns = {{ prompt = \"prompt\", completion = \
-             {answer:?} }}`"
-        ),
+        (None, _, [answer]) if shows => format!("an image is seen in a question; {}", images::with_question(answer)),
         _ => format!("name yours, such as `columns = {{ {columns} }}`"),
     };
     let answered = if named(row, "prompt").is_some() {

@@ -99,6 +99,14 @@ pub(super) fn stored(row: &Value) -> impl Iterator<Item = &str> {
     stored.map(|(name, _)| name.as_str())
 }
 
+/// What makes a question and its answer of an image and a text.
+pub(super) fn with_question(answer: &str) -> String {
+    format!(
+        "with a column of questions, such as `prompt`, which may all be \"What is shown?\", `columns = {{ prompt = \"prompt\", completion = \
+         {answer:?} }}` teaches to answer with the text"
+    )
+}
+
 /// Whether a column has messages that say what their images are.
 fn names_images(column: &Value) -> bool {
     let list = list_of(if column["messages"].is_array() { &column["messages"] } else { column });
@@ -325,10 +333,23 @@ mod tests {
             named["file_name"] = "a.png".into();
             assert_eq!(read(&named), (Ok(conversation(image)), BTreeSet::from(["file_name".to_owned()])), "{named}");
         }
-        let caption = json!({"file_name": "a.png", "text": "A bill."});
-        let error = read(&caption).0.unwrap_err();
-        assert!(error.starts_with("the row has the `file_name` of an image; text alone"), "{error}");
-        assert!(error.ends_with("an image is seen beside a question, such as a `prompt`"), "{error}");
+        // Texts of images without a question, and with one.
+        for (name, has) in [("file_name", "the `file_name` of an image"), ("image", "`image`")] {
+            let caption = json!({name: "a.png", "text": "A bill."});
+            let error = read(&caption).0.unwrap_err();
+            assert!(error.starts_with(&format!("the row has {has}; an image is seen in a question, and")), "{error}");
+            assert!(error.contains("`columns = { prompt = \"prompt\", completion = \"text\" }` teaches"), "{error}");
+            let columns =
+                [("prompt", "prompt"), ("completion", "text")].map(|(name, column)| (name.into(), column.into()));
+            let asked = json!({name: "a.png", "prompt": "Total?", "text": "12"});
+            let format = RowFormat::detect(DataFormat::Auto, &columns.into(), &asked, RowKind::Sequence).unwrap();
+            let template = ChatTemplate::new(TEMPLATE, "the test", &tokenizer()).unwrap();
+            assert_eq!(format.with_images(Some("folder".into())).read(&asked, Some(&template)), Ok(conversation(file)));
+            let captions = json!({name: "a.png", "caption": "A bill."});
+            let error =
+                RowFormat::detect(DataFormat::Auto, &BTreeMap::new(), &captions, RowKind::Sequence).unwrap_err();
+            assert!(error.contains("completion = \"caption\" }` teaches"), "{error}");
+        }
         let (_, unused) = read(&json!({"file_name": "a.py", "question": "Total?", "answer": "12"}));
         assert_eq!(unused, BTreeSet::from(["file_name".to_owned()]));
     }

@@ -191,8 +191,8 @@ fn columns_of_no_format_are_listed_with_what_would_help() {
     let error = read(&json!({"id": 1, "dialog": [{"role": "user", "content": "a"}]}), true).unwrap_err();
     assert!(error.ends_with("`columns = { messages = \"dialog\" }`"), "{error}");
     let error = read(&json!({"image": "a.png", "caption": "A bill."}), true).unwrap_err();
-    let columns = "`columns = { prompt = \"prompt\", completion = \"caption\" }`";
-    assert!(error.contains("an image needs a question") && error.ends_with(columns), "{error}");
+    let columns = "`columns = { prompt = \"prompt\", completion = \"caption\" }` teaches to answer with the text";
+    assert!(error.contains("an image is seen in a question") && error.ends_with(columns), "{error}");
 }
 
 #[test]
