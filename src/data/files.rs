@@ -215,6 +215,9 @@ pub(super) fn matching_files(key: &str, pattern: &str) -> Result<Vec<PathBuf>, D
     }
 }
 
+/// Files with the rows of a folder's images, of which `datasets` takes one kind alone.
+const METADATA: [&str; 3] = ["metadata.csv", "metadata.jsonl", "metadata.parquet"];
+
 /// The data files of a folder, sorted; files with other endings are left out, and so are hidden ones and what lists data sets.
 fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String> {
     refuse_saved(folder)?;
@@ -226,6 +229,14 @@ fn files_of_folder(folder: &Path, is_eval: bool) -> Result<Vec<PathBuf>, String>
     paths.retain(|path| !name(path).starts_with('.') && name(path) != "dataset_info.json");
     let is_data = |path: &&PathBuf| path.is_file() && FileKind::of(path).is_some();
     let files: Vec<PathBuf> = paths.iter().filter(is_data).cloned().collect();
+    let of_images: Vec<String> = files.iter().map(name).filter(|name| METADATA.contains(&name.as_str())).collect();
+    if of_images.len() > 1 {
+        return Err(format!(
+            "has `{}`, each with rows of the same images\n  hint: name the one that is meant, such as {}",
+            of_images.join("` and `"),
+            folder.join(&of_images[of_images.len() - 1]).display()
+        ));
+    }
     if !files.is_empty() {
         let layout = DatasetLayout::of_names(&files.iter().map(name).collect::<Vec<_>>());
         let splits: Vec<&str> = layout.splits().into_iter().collect();

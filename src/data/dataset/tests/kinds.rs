@@ -95,6 +95,17 @@ fn a_folder_stands_for_its_data_files() {
     assert!(
         error_of(empty.source("")).contains("it has a.png, data/, x.md\n  hint: the rows of images go beside them")
     );
+    // The rows of a folder's images, and once more.
+    empty.write("metadata.jsonl", &numbered_rows(2));
+    assert_eq!(open(&config(vec![empty.source("")])).num_train_rows(), 2);
+    empty.write("metadata.csv", "text\nrow 0\nrow 1\n");
+    let message = error_of(empty.source(""));
+    assert!(
+        message.contains("has `metadata.csv` and `metadata.jsonl`, each with rows of the same images"),
+        "{message}"
+    );
+    assert!(message.ends_with("/metadata.jsonl"), "{message}");
+    assert_eq!(open(&config(vec![empty.source("metadata.csv")])).num_train_rows(), 2);
 }
 
 #[test]
