@@ -212,6 +212,13 @@ impl ModelConfig {
         }
     }
 
+    /// A name, or a pattern, with the router's name as files of this model have it, where it ends with that in transformers 5.
+    #[must_use]
+    pub fn router_as_in_files(&self, name: &str) -> String {
+        let own = self.blocks.iter().find_map(|block| Some(&block.sites[block.mixture()?.router].name));
+        renamed_router(name, ROUTER_MODULES.into_iter().filter(|(_, ours)| own.is_some_and(|own| own.ends_with(ours))))
+    }
+
     /// Whether its embedding is not called `embed_tokens`.
     #[must_use]
     pub fn has_other_embedding(&self) -> bool {
@@ -429,6 +436,37 @@ pub fn in_layer(layer: usize, part: &str) -> String {
 #[must_use]
 pub fn is_of_expert(name: &str) -> bool {
     name.contains(".experts.")
+}
+
+/// Ends of the names of modules that choose among the experts of a layer.
+pub const ROUTER_ENDS: [&str; 5] = ["gate", "gate.wg", "router", "router.layer", "router.proj"];
+
+/// Whether a module chooses among the experts of a layer.
+#[must_use]
+pub fn is_router(module: &str) -> bool {
+    ROUTER_ENDS.iter().any(|end| module.strip_suffix(end).is_some_and(|start| start.ends_with('.')))
+}
+
+/// Ends of routers' names in transformers 5, where files of the base have others.
+const ROUTER_MODULES: [(&str, &str); 2] = [("mlp.gate", "block_sparse_moe.gate"), ("router", "router.layer")];
+
+/// What transformers 5 calls a router's module, by the name in files of the base; also of a part of the name, or of a pattern.
+#[must_use]
+pub fn router_in_transformers(name: &str) -> String {
+    renamed_router(name, ROUTER_MODULES.map(|(theirs, ours)| (ours, theirs)))
+}
+
+/// A name, or a pattern, with the first of these ends replaced by what stands beside it.
+fn renamed_router<'a>(name: &str, ends: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    for (from, to) in ends {
+        for (from, to) in [(from.to_owned(), to.to_owned()), (regex::escape(from), regex::escape(to))] {
+            let start = name.strip_suffix(&*from).filter(|start| start.is_empty() || start.ends_with('.'));
+            if let Some(start) = start {
+                return format!("{start}{to}");
+            }
+        }
+    }
+    name.to_owned()
 }
 
 /// Whether it is the weight of the embedding or of the head.

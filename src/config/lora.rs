@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{POSITIVE, last_line};
 use crate::schema::{ByName, Node, Problem, Section, Value, closest, section};
-use crate::spec::{LINEAR_NAMES, SITE_NAMES, short_name};
+use crate::spec::{LINEAR_NAMES, ROUTER_ENDS, SITE_NAMES, short_name};
 
 section! {
     /// Section `[lora]`: names and meaning as in PEFT's `LoraConfig`.
@@ -344,7 +344,7 @@ pub(crate) fn meant_layer(name: &str, layers: &[&str]) -> String {
 }
 
 fn is_linear_layer(name: &str) -> bool {
-    let mut all = LINEAR_NAMES.into_iter().flatten();
+    let mut all = LINEAR_NAMES.into_iter().flatten().chain(&ROUTER_ENDS);
     all.any(|site| short_name(site) == short_name(name))
 }
 

@@ -226,7 +226,8 @@ impl LoraConfig {
                 };
                 let is_expert = num_experts.is_some() && self.expert_rank.is_some();
                 let parameter = expert_parameter(module).filter(|_| is_expert);
-                if (*role != Role::Linear && !is_expert)
+                let is_named_router = *role == Role::Router && matches!(self.target_modules, TargetModules::Names(_));
+                if (*role != Role::Linear && !is_expert && !is_named_router)
                     || !self.is_in_layers(layer, module, &layers)
                     || targets.count(module) + parameter.map_or(0, |name| targets.count(&name)) == 0
                     || excluded.count(module) > 0
@@ -479,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_and_their_router_stay_frozen() {
+    fn experts_and_their_router_stay_frozen_but_for_a_router_that_is_named() {
         let read = |kind: &str| {
             let text = format!(
                 r#"{{"model_type": "{kind}", "vocab_size": 9, "hidden_size": 64, "intermediate_size": 96,
@@ -502,6 +503,7 @@ mod tests {
         assert_eq!(names(&shared, &config(&["up_proj"])), ["mlp.shared_expert.up_proj"]);
         let refused = config(&["q_proj", "up_proj"]).select(&alone).unwrap_err();
         assert_eq!(refused, [TargetError::Experts { target: "up_proj".into() }]);
+        assert_eq!(names(&alone, &config(&["q_proj", "gate"])), ["q_proj", "mlp.gate"]);
         let router = TargetModules::Regex(r".*mlp\.gate".into());
         let refused = LoraConfig { target_modules: router, ..LoraConfig::default() }.select(&alone).unwrap_err();
         assert!(matches!(refused[..], [TargetError::Experts { .. }]));

@@ -31,6 +31,11 @@ impl<'a> Linears<'a> {
         Self { weights, context, adapters: context.adapters, kept, grads: BlockBackward::default() }
     }
 
+    /// Whether a linear layer has an adapter that is trained.
+    pub(super) fn is_adapted(&self, site: SiteId) -> bool {
+        self.adapters.contains_key(&site)
+    }
+
     /// The adapters of experts, by the layers of the first.
     pub(super) fn of_experts(&self) -> PerSite<&'a Adapter> {
         let of_experts = self.adapters.iter().filter(|(_, adapter)| adapter.num_experts.is_some());

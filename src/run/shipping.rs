@@ -7,7 +7,7 @@ use crate::recipe::Recipe;
 use crate::save::export::Shipped;
 use crate::schema::{Choice as _, Problem};
 use crate::spec::gguf::Order;
-use crate::spec::{ModelConfig, StoredQuantisation, in_layer};
+use crate::spec::{ModelConfig, Role, StoredQuantisation, in_layer};
 use crate::train::shipping::Shipping;
 use crate::util::stats::{as_f64, as_u64};
 
@@ -43,6 +43,12 @@ pub(crate) fn require_shippable(
     for (layer, site, _) in selection.iter() {
         let of = &config.blocks[layer].sites[site];
         let (name, width) = (in_layer(layer, &of.name), of.shape[1]);
+        if of.role == Role::Router {
+            return refused(
+                &format!("`{name}`, a router, is not rounded"),
+                "leave it out of `lora.target_modules`, or start from an adapter without it",
+            );
+        }
         let is_mixed = Order::of(config, &format!("{name}.weight")).is_some_and(|order| order.is_of_columns);
         if is_mixed || !file_type.has_blocks_for(width) {
             let message = if is_mixed {

@@ -40,7 +40,7 @@ pub enum Role {
     Linear,
     /// Likewise, but that transformers reads its bare weight past an adapter, which PEFT refuses. It stays frozen.
     Bare,
-    /// It chooses among experts. It stays frozen.
+    /// It chooses among experts. It stays frozen, unless a target names it.
     Router,
     /// It belongs to one of `num_experts` experts, of which a token passes `num_per_token`. It stays frozen.
     Expert {

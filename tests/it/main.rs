@@ -46,6 +46,7 @@ mod residency;
 mod reward;
 mod rollouts;
 mod room;
+mod routers;
 mod scores;
 mod secrets;
 mod shipping;

@@ -23,8 +23,8 @@ pub enum TargetError {
     /// Experts, or what chooses them.
     #[error(
         "`lora.target_modules`: in this model `{target}` names only experts, which have adapters with `lora.expert_rank` \
-         alone, or what chooses among them, which stays frozen\n  hint: take it out, or write \"all-linear\", which takes \
-         every other linear layer"
+         alone, or routers, which have them where a name says so and no expression\n  hint: take it out, or write \
+         \"all-linear\", which takes every other linear layer"
     )]
     Experts {
         /// The target.

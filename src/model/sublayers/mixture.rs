@@ -104,7 +104,7 @@ impl Compute for spec::Mixture {
         let Backward { dy, x, input_grad } = given;
         let x = x();
         let (dx, d_scores) = self.backward_to_scores(dy, kept, &x, linears, input_grad)?;
-        linears.backward(self.router, &d_scores, &x, InputGrad::of(true, dx))
+        linears.backward(self.router, &d_scores, &x, InputGrad::of(input_grad, dx))
     }
 }
 
@@ -195,7 +195,8 @@ impl spec::Mixture {
         MixtureKept { experts, latent, shared }
     }
 
-    /// The gradient of the input without what goes through the router, and that of the router's scores, if `input_grad`.
+    /// The gradient of the input without what goes through the router, and that of the router's scores, if `input_grad` or the router
+    /// has an adapter.
     pub(super) fn backward_to_scores(
         &self,
         dy: &Tensor<2>,
@@ -205,6 +206,7 @@ impl spec::Mixture {
         input_grad: bool,
     ) -> Option<(Option<Tensor<2>>, Tensor<2>)> {
         let MixtureKept { experts, latent, shared } = kept;
+        let input_grad = input_grad || linears.is_adapted(self.router);
         let mut dx = None;
         if let Some((SharedExpert { gated, gate }, (kept, sigmoid))) = self.shared.as_ref().zip(shared) {
             if let Some((gate, sigmoid)) = gate.zip(sigmoid) {

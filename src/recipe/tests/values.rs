@@ -120,7 +120,7 @@ fn targets_that_cannot_exist_are_refused() {
     let cases = [
         ("[\"q_proj\", \"c_attn\"]", format!("\n  hint: there is no `c_attn`: there are {NAMES}")),
         ("[\"qproj\"]", "\n  hint: there is no `qproj`: did you mean `q_proj`?".into()),
-        ("[\"mlp.gate\"]", "\n  hint: there is no `mlp.gate`: did you mean `gate_proj`?".into()),
+        ("[\"mlp.gateproj\"]", "\n  hint: there is no `mlp.gateproj`: did you mean `gate_proj`?".into()),
         ("\"downproj\"", "\n  hint: did you mean `down_proj`?".into()),
         ("[\"lm_head\"]", "\n  hint: `lm_head` cannot be adapted: `modules_to_save` trains it as a whole".into()),
         ("[\"all-linear\"]", "\n  hint: write \"all-linear\" without brackets".into()),
@@ -140,7 +140,10 @@ fn targets_that_cannot_exist_are_refused() {
         parse(&text, &[]).unwrap().lora.target_modules
     };
     assert_eq!(targets("\"all-linear\""), TargetModules::AllLinear);
-    assert_eq!(targets("[\"self_attn.q_proj\"]"), TargetModules::Names(vec!["self_attn.q_proj".into()]));
+    // Of attention, and a router.
+    for name in ["self_attn.q_proj", "mlp.gate"] {
+        assert_eq!(targets(&format!("[{name:?}]")), TargetModules::Names(vec![name.into()]));
+    }
     assert_eq!(targets("\".*q_proj\""), TargetModules::Regex(".*q_proj".into()));
 }
 

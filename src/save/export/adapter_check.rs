@@ -65,7 +65,11 @@ pub fn check_written(lora: &LoraConfig, model: &ModelConfig, scores: bool) -> Re
     let modules = weights.modules_in_file();
     let read = adapter_config::from_json("adapter_config.json", &text, modules.iter(), scores);
     let has_all = modules.iter().any(|module| is_of_all(module));
-    let config = read.map(|read| if has_all { with_modules(&read.config, &weights, model) } else { read.config });
+    let config = read.map(|read| {
+        let SavedAdapter { config, weights, .. } =
+            SavedAdapter { weights, config: read.config, base_model_name_or_path: None }.named_for(model);
+        if has_all { with_modules(&config, &weights, model) } else { config }
+    });
     let problems: Vec<String> = match config.map(|config| config.select(model)) {
         Err(problems) => vec![problems.to_string()],
         Ok(Err(errors)) => errors.iter().map(ToString::to_string).collect(),

@@ -9,7 +9,7 @@ use super::experts::parameter_names;
 use crate::config::{InitLoraWeights, LoraConfig, TargetModules};
 use crate::lora::targets::{FIRST_EXPERT, expert_parameter};
 use crate::schema::ByName;
-use crate::spec::{ExpertForm, is_of_expert, nested_name, nesting_of, short_name};
+use crate::spec::{ExpertForm, is_of_expert, is_router, nested_name, nesting_of, router_in_transformers, short_name};
 
 mod reading;
 
@@ -23,8 +23,8 @@ pub(super) fn to_json(
     weights: &AdapterWeights,
     base_model_name_or_path: &str,
 ) -> serde_json::Value {
-    let experts = with_experts(config, weights);
-    let (config, target_parameters) = experts.as_ref().map_or((config, &[][..]), |(config, names)| (config, &**names));
+    let experts = with_experts(config, weights).unwrap_or_else(|| (config.clone(), Vec::new()));
+    let (config, target_parameters) = &with_routers(experts, weights);
     let has_score = weights.scores();
     // Names of layers are in the other parts of a multimodal model, too.
     let nesting = weights.keys().find_map(|module| nesting_of(module));
@@ -34,7 +34,8 @@ pub(super) fn to_json(
     let one_by_one = (nesting.is_some() || matches!(config.target_modules, TargetModules::Regex(_))) && has_layers
         || config.exclude_modules.is_some();
     let target_modules = if one_by_one {
-        let is_parameter = |module: &String| !target_parameters.is_empty() && is_like_expert(module);
+        let is_parameter =
+            |module: &String| !target_parameters.is_empty() && (is_like_expert(module) || is_router(module));
         json!(weights.keys().filter(|module| !is_parameter(module)).collect::<Vec<_>>())
     } else {
         target_modules(&config.target_modules, weights, nesting)
@@ -154,9 +155,37 @@ fn as_parameters<'a>(mut written: LoraConfig, modules: impl Iterator<Item = &'a 
     let of_parameter = |name: &String| if is_like_expert(name) { format!("{name}{WEIGHT}") } else { name.clone() };
     written.rank_pattern = written.rank_pattern.renamed(of_parameter);
     written.alpha_pattern = written.alpha_pattern.renamed(of_parameter);
-    let named = modules.filter(|module| is_like_expert(module));
-    let in_layers = named.map(|module| format!("{}.weight", module.splitn(3, '.').last().unwrap_or_default()));
-    (written, in_layers.collect())
+    let names = modules.filter(|module| is_like_expert(module)).map(|module| parameter_of(module)).collect();
+    (written, names)
+}
+
+/// The name of a module's weight among parameters.
+fn parameter_of(module: &str) -> String {
+    format!("{}.weight", module.splitn(3, '.').last().unwrap_or_default())
+}
+
+/// The same with the weights of routers among the parameters: few are linear layers to PEFT, which has no magnitudes of parameters.
+fn with_routers(
+    (mut written, mut parameters): (LoraConfig, Vec<String>),
+    weights: &AdapterWeights,
+) -> (LoraConfig, Vec<String>) {
+    let (routers, others): (Vec<&String>, Vec<_>) = weights.keys().partition(|module| is_router(module));
+    if routers.is_empty() || written.use_dora {
+        return (written, parameters);
+    }
+    parameters.extend(routers.iter().map(|module| parameter_of(&router_in_transformers(module))));
+    let is_of = |modules: &[&String], name: &str| modules.iter().any(|module| is_end(module, name));
+    if let TargetModules::Names(names) = &mut written.target_modules {
+        names.retain(|name| is_of(&others, name) || !is_of(&routers, name));
+    }
+    let of_parameter = |name: &String| {
+        let is_router = is_of(&routers, &name.replace('\\', ""));
+        if is_router { format!("{}{WEIGHT}", router_in_transformers(name)) } else { name.clone() }
+    };
+    written.rank_pattern = written.rank_pattern.renamed(of_parameter);
+    written.alpha_pattern = written.alpha_pattern.renamed(of_parameter);
+    written.lora_dropout = 0.0;
+    (written, parameters)
 }
 
 /// The same where a file has those of experts joined: gate and up are one, of twice the rank, and names are those of other modules.

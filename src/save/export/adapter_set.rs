@@ -12,7 +12,7 @@ use crate::lora::targets::{AdapterShape, FIRST_EXPERT, Selection};
 use crate::lora::{Adapter, AdapterSet, FullTensor, FullTensors, RowNorms};
 use crate::model::weights::Weights;
 use crate::ops::host;
-use crate::spec::{ModelConfig, name_alone, nesting_of};
+use crate::spec::{ModelConfig, is_router, name_alone, nesting_of};
 use crate::util::faults;
 
 /// The matrices of an adapter, copied from its device.
@@ -121,6 +121,7 @@ impl SavedAdapter {
             Some(_) => name,
             None => config.module_of(&name),
         };
+        let named = |name: String| if is_router(&name) { config.router_as_in_files(&named(name)) } else { named(name) };
         self.weights.adapters = self.weights.adapters.into_iter().map(|(name, pair)| (named(name), pair)).collect();
         // Names, which may begin within the nesting, and beginnings of expressions.
         let current = |name: &String| {
@@ -135,7 +136,8 @@ impl SavedAdapter {
             let in_layer = || Some(format!("layers.{}", config.nesting.and_then(|_| behind("model.layers."))?));
             let rest = nested.map(str::to_owned).or_else(in_layer);
             let own = config.nesting.unwrap_or("model.");
-            rest.map_or_else(|| format!("{start}{name}"), |rest| format!("{start}{own}{rest}"))
+            let name = rest.map_or_else(|| format!("{start}{name}"), |rest| format!("{start}{own}{rest}"));
+            config.router_as_in_files(&name)
         };
         match &mut self.config.target_modules {
             TargetModules::AllLinear => {}

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{AdapterWeights, HostMatrix};
 use crate::lora::Matrices;
-use crate::spec::ExpertForm;
+use crate::spec::{ExpertForm, is_router, router_in_transformers};
 
 pub(super) mod apart;
 
@@ -67,26 +67,27 @@ impl AdapterWeights {
         let of_all = joined.iter().flat_map(|(experts, parameters)| {
             parameters.iter().map(|parameter| in_file(experts, *parameter, parameters.len()))
         });
-        let others = self.keys().filter(|module| joined.is_empty() || place(module).is_none()).cloned();
-        others.chain(of_all).collect()
+        let others = self.keys().filter(|module| joined.is_empty() || place(module).is_none());
+        others.map(|module| other_in_file(module)).chain(of_all).collect()
     }
 
     /// The matrices by module as the file has them.
     pub(super) fn in_file(&self) -> Cow<'_, ByModule> {
         let joined = self.parameters();
-        if joined.is_empty() {
+        if joined.is_empty() && self.keys().all(|module| other_in_file(module) == *module) {
             return Cow::Borrowed(&self.adapters);
         }
         let mut parts: BTreeMap<(&str, usize), Parts<'_>> = BTreeMap::new();
         let mut all = ByModule::new();
-        let mut modules: Vec<_> = self.iter().map(|(module, pair)| (place(module), module, pair)).collect();
+        let of_module = |module| if joined.is_empty() { None } else { place(module) };
+        let mut modules: Vec<_> = self.iter().map(|(module, pair)| (of_module(module), module, pair)).collect();
         // Gate before up, whatever their names.
         modules.sort_by_key(|(place, ..)| *place);
         for (place, module, pair) in modules {
             if let Some((experts, expert, part)) = place {
                 parts.entry((experts, part / 2)).or_default().entry(expert).or_default().push(pair);
             } else {
-                all.insert(module.clone(), pair.clone());
+                all.insert(other_in_file(module), pair.clone());
             }
         }
         for ((experts, parameter), parts) in parts {
@@ -97,6 +98,11 @@ impl AdapterWeights {
         }
         Cow::Owned(all)
     }
+}
+
+/// The module of what is of no expert, or of one alone: routers have the names that transformers gives them.
+fn other_in_file(module: &str) -> String {
+    if is_router(module) { router_in_transformers(module) } else { module.to_owned() }
 }
 
 /// The module of a parameter: each has its own around the one before.

@@ -53,7 +53,8 @@ pub(in crate::save::export) fn from_json<'a>(
         let has_experts = !of_all.is_empty() || modules.iter().any(is_first);
         let targets = json.any("target_modules", None, TARGETS, accept_targets);
         let parameters = weights_of_modules(json);
-        let of_module = |name: &String| name.strip_suffix(WEIGHT).unwrap_or(name).to_owned();
+        let of_module =
+            |name: &String| name.strip_suffix(WEIGHT).or(name.strip_suffix(".weight")).unwrap_or(name).to_owned();
         let r = json.count("r", 8, 1..);
         let excludes = json.value("exclude_modules").is_some_and(|value| !is_empty(value));
         let config = LoraConfig {

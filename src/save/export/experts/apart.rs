@@ -11,7 +11,7 @@ use crate::lora::Matrices;
 use crate::lora::targets::FIRST_EXPERT;
 use crate::save::export::adapter_file::SavedAdapter;
 use crate::save::export::{AdapterWeights, HostMatrix};
-use crate::spec::{ExpertForm, ModelConfig, is_of_expert, short_name};
+use crate::spec::{ExpertForm, ModelConfig, is_of_expert, is_router, short_name};
 
 /// A scale that differs by less is the same, computed in another way.
 const SAME_SCALE: f64 = 1e-6;
@@ -164,6 +164,9 @@ impl SavedAdapter {
             (self.config.lora_dropout, self.config.init_lora_weights) = (0.0, InitLoraWeights::Kaiming);
         }
         if !are_joined {
+            if self.weights.keys().any(|module| is_router(module)) {
+                self.config = with_modules(&self.config, &self.weights, config);
+            }
             return self;
         }
         let (layers, form) = (OfLayer::all(config), self.weights.experts);
@@ -234,8 +237,8 @@ impl SavedAdapter {
     }
 }
 
-/// The section with targets that name the experts among the weights: by the names that the recipe of such an adapter has, if these
-/// name no others. Patterns of parameters are not in it.
+/// The section with targets that name experts and routers among the weights: by the names that the recipe of such an adapter has, if
+/// these name no others. Patterns of parameters are not in it.
 pub(in crate::save::export) fn with_modules(
     config: &LoraConfig,
     weights: &AdapterWeights,
@@ -255,6 +258,10 @@ pub(in crate::save::export) fn with_modules(
             selected.iter().collect::<BTreeSet<_>>() == adapted
         })
     };
+    let own = config.known_in(model);
+    if fits(&own) {
+        return own;
+    }
     let by_name = ["", &FIRST_EXPERT[1..]].map(named).into_iter().find(fits);
     by_name.unwrap_or_else(|| {
         let is_target = |module: &&&String| module.contains(FIRST_EXPERT) || !is_of_expert(module);
