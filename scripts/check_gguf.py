@@ -91,7 +91,7 @@ RANDOM = {"qwen2": {"use_sliding_window": False, "sliding_window": None, "rope_s
           "qwen3_5_moe": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
           # Layers use the keys and values of the last two that make them.
           "gemma4": {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1347, "vocab_size": 1347},
-          "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {}, "granitemoe": {}, "granitemoeshared": {}, "mellum": {}, "apertus": {"rope_scaling": ROPE},
+          "gemma4-experts": {}, "gemma": {}, "seed_oss": {}, "arcee": {}, "internlm3": {}, "iquestcoder": {}, "olmoe": {"num_key_value_heads": 4}, "granitemoe": {}, "granitemoeshared": {}, "mellum": {}, "apertus": {"rope_scaling": ROPE},
           "glm4_moe": {}, "dots1": {"num_key_value_heads": 4}, "ernie4_5_moe": {}, "minimax_m2": {}, "lfm2_moe": {"routed_scaling_factor": 1.0},
           "cohere": {"attention_bias": False}, "cohere2": {}, "stablelm": {}, "stablelm-beside": {}, "starcoder2": {"sliding_window": None},
           "hunyuan_v1_dense": {}, "hunyuan_v1_moe": {}, "phi": {}, "exaone_moe": {}, "solar_open": {}, "hy_v3": {},
@@ -196,8 +196,8 @@ def class_of(model: pathlib.Path):
     return getattr(transformers, json.loads((model / "config.json").read_text())["architectures"][0])
 
 
-def has_latents(model: pathlib.Path) -> bool:
-    return json.loads((model / "config.json").read_text())["model_type"] in LATENT
+def adapts_latents(args) -> bool:
+    return not args.experts and json.loads((args.model / "config.json").read_text())["model_type"] in LATENT
 
 
 def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool) -> pathlib.Path:
@@ -206,7 +206,7 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
     torch.manual_seed(2)
     # To PEFT, all linear layers are experts and routers, too.
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]
-    targets += ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
+    targets += [] if with_experts else ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]
     has_experts = base.config.model_type in ("qwen3_next", "qwen3_moe", "mellum", "qwen2_moe", "mixtral", "hunyuan_v1_moe", "exaone_moe", "solar_open") + LATENT
     targets = targets if has_experts else "all-linear"
     # Towers stay as they are.
@@ -214,12 +214,12 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
     # Those of Gemma 4's routers and before its layers stay frozen here.
     excluded = ["per_layer_model_projection", "proj"] if base.config.model_type == "gemma4_text" else None
     excluded = r".*(altup|per_layer_model_projection).*" if base.config.model_type == "gemma3n_text" else excluded
-    # PEFT refuses it.
-    excluded = ["out_proj"] if base.config.model_type in ("nemotron_h", "falcon_h1") else excluded
+    # PEFT refuses the one, and llama.cpp adds none to the projections around experts.
+    excluded = ["out_proj", "fc1_latent_proj", "fc2_latent_proj"] if base.config.model_type in ("nemotron_h", "falcon_h1") else excluded
     # The output of the first attention.
     outputs = (name for name, _ in base.named_modules() if "vision" not in name and re.search(r"self_attn\.(o_proj|out_proj|dense)$|mixer\.o_proj$|attention\.dense$", name))
     first = next(outputs).removeprefix("model.")
-    experts = [name for name, _ in base.named_parameters() if with_experts and name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    experts = [name for name, _ in base.named_parameters() if with_experts and re.search(r"\bexperts\.(gate_up|up|down)_proj$", name)]
     settings = LoraConfig(r=4, lora_alpha=2, target_parameters=experts, target_modules=targets, exclude_modules=excluded, task_type="CAUSAL_LM", init_lora_weights=False,
                           rank_pattern={first: 8})
     get_peft_model(base, settings).save_pretrained(folder)
@@ -229,14 +229,14 @@ def random_adapter(model: pathlib.Path, folder: pathlib.Path, with_experts: bool
 def files(args, folder: pathlib.Path) -> bool:
     """Writes every file, and compares it with the converter's."""
     ours, theirs = folder / "adapter.gguf", folder / "adapter-reference.gguf"
-    if not has_latents(args.model):
+    if not adapts_latents(args):
         merge(args, ours, "--adapter-only")
     if not args.converter:
         for kind in ("f32", "f16", "q8_0"):
             merge(args, folder / f"{kind}.gguf", "--dtype", kind)
         return True
     passed = True
-    if not args.experts and not has_latents(args.model):
+    if not args.experts and not adapts_latents(args):
         convert(args, "convert_lora_to_gguf.py", args.adapter, theirs, ours, "f32", "--base", args.model)
         passed = compare(args, "adapter", ours, theirs)
     merge(args, folder / "merged")
@@ -334,7 +334,7 @@ def texts(args, folder: pathlib.Path) -> bool:
     print(f"our text from merged f32: {sum(ours == theirs for ours, theirs in zip(of_file, expected))} of {len(expected)} equal")
     for name, model, adapter in [("base + adapter", base, folder / "adapter.gguf"), ("merged f32", folder / "f32.gguf", ""),
                                  ("merged f16", folder / "f16.gguf", ""), ("merged q8_0", folder / "q8_0.gguf", "")]:
-        if adapter and has_latents(args.model):
+        if adapter and adapts_latents(args):
             continue
         is_equal = equal(f"text of {name}", expected, llama(args, model, adapter, PROMPTS), "ours")
         passed &= is_equal or name not in ("base + adapter", "merged f32")
