@@ -2,18 +2,18 @@
 //!
 //! It computes in `f32`, whatever the language model computes in, and is needed before the first step alone.
 
-use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor};
 use sha2::{Digest as _, Sha256};
 
 use super::weights::WeightFiles;
 use crate::images::Scaled;
+use crate::ops::attention::attention_both_ways;
 use crate::ops::host;
 use crate::ops::kernels::Place;
 use crate::ops::layout::Layout;
 use crate::ops::linear::{Weight, linear};
 use crate::ops::norm::Norm;
-use crate::ops::product::{F32Products, matmul};
 use crate::ops::rotary::rotate;
 use crate::ops::swiglu::gated;
 use crate::spec::{Activation, EncoderKind, Grid, Heads, Projector, TOWER_PARTS, Vision};
@@ -32,9 +32,6 @@ pub use sizes::{encoding_bytes, encoding_flops, weight_bytes};
 /// Added to the variance in the norm of a token's patches, and to the mean squares of queries and keys.
 const MERGED_EPS: f64 = 1e-5;
 const QK_EPS: f64 = 1e-6;
-
-/// Most scores that are computed at a time.
-const MOST_SCORES: usize = 1 << 24;
 
 /// Frozen weights of a vision tower and of what joins it to the language model.
 #[derive(Debug)]
@@ -246,7 +243,7 @@ impl Tower {
             Some(layout) => rotate(self.place, [q, k], layout, 0, self.heads(), false),
             None => [q, k],
         };
-        let attended = self.attended(&[q, k, v], groups);
+        let attended = attention_both_ways(self.place, [&q, &k, &v], groups, self.heads());
         let x = self.added(x, (layer, 0), (&attended, &layer.output));
         let normed = self.normed(x.clone(), Some(&layer.norms[1]));
         let (activation, up) = (self.vision.encoder.activation, self.linear(&normed, &layer.up));
@@ -286,33 +283,5 @@ impl Tower {
             _ => (head_dim as f64).sqrt().recip(),
         };
         Heads { num_heads, num_kv_heads: num_heads, head_dim, scale, window: None, chunk: None, soft_cap: None }
-    }
-
-    /// Every patch sees every other of its group.
-    fn attended(&self, qkv: &[Tensor<2>; 3], groups: &Groups) -> Tensor<2> {
-        let mut start = 0;
-        let of_groups = groups.iter().map(|[count, length]| {
-            start += count * length;
-            let part = |x: &Tensor<2>| x.clone().narrow(0, start - count * length, count * length);
-            self.attended_in(qkv.each_ref().map(part), [*count, *length])
-        });
-        Tensor::cat(of_groups.collect(), 0)
-    }
-
-    /// Some queries at a time, so that their scores fit in memory.
-    fn attended_in(&self, qkv: [Tensor<2>; 3], [count, length]: [usize; 2]) -> Tensor<2> {
-        let Heads { num_heads, head_dim, scale, .. } = self.heads();
-        let by_head = |x: Tensor<2>| x.reshape([count, length, num_heads, head_dim]).swap_dims(1, 2);
-        let [q, k, v] = qkv.map(|x| by_head(x).reshape([count * num_heads, length, head_dim]));
-        let (q, k) = (q * scale, k.swap_dims(1, 2));
-        let at_a_time = (MOST_SCORES / (count * num_heads * length)).max(1);
-        let of_queries = |start: usize| {
-            let queries = q.clone().narrow(1, start, at_a_time.min(length - start));
-            let shares = softmax(matmul(&queries, &k, F32Products::OfDevice), 2);
-            matmul(&shares, &v, F32Products::OfDevice)
-        };
-        let parts = (0..length).step_by(at_a_time).map(of_queries).collect();
-        let all = Tensor::cat(parts, 1).reshape([count, num_heads, length, head_dim]);
-        all.swap_dims(1, 2).reshape([count * length, num_heads * head_dim])
     }
 }

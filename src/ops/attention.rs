@@ -28,6 +28,24 @@ pub fn attention(place: Place, inputs: AttentionInputs<'_>) -> Attended {
     profile::measure("attention", || cost(inputs, 2), all)
 }
 
+/// `softmax(scale q k^T) v` for every head, in which a token sees all of its group: so many groups of so many tokens follow one another.
+/// There are as many heads of keys as of queries.
+///
+/// # Shapes
+/// `qkv`, and the output: `[tokens, num_heads * head_dim]`.
+#[must_use]
+pub fn attention_both_ways(place: Place, qkv: [&Tensor<2>; 3], groups: &[[usize; 2]], heads: Heads) -> Tensor<2> {
+    let cost = || {
+        let pairs: usize = groups.iter().map(|[count, length]| count * length * length).sum();
+        Cost {
+            shape: format!("{} heads of {}", heads.num_heads, heads.head_dim),
+            flops: profile::count(4 * pairs * heads.query_width()),
+            bytes: 4.0 * profile::bytes(qkv[0]),
+        }
+    };
+    profile::measure("attention_both_ways", cost, || place.attention_both_ways(qkv, groups, heads))
+}
+
 /// Cost of `products` products for every visible pair of a query and a key, for each query head.
 fn cost(AttentionInputs { qkv, layout, heads }: AttentionInputs<'_>, products: usize) -> Cost {
     let of_stretch = |stretch: &Stretch| heads.visible_pairs(stretch.len) + stretch.prefix.len() * stretch.len;

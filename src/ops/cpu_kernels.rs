@@ -14,7 +14,7 @@ use host_weight::HostWeight;
 use super::cpu::{self, Dropout};
 use super::host;
 use super::kernels::{Attention, Linears, Losses, Norms, Place, Properties, Recurrent, Updates};
-use super::layout::Layout;
+use super::layout::{Layout, Stretch};
 use super::low_rank::{Lora, LowRank};
 use super::plain::attention::{Attended, AttentionInputs, LseOrder};
 use super::plain::cached_attention::CachedKeyValues;
@@ -274,6 +274,18 @@ impl Attention for Cpu {
         let [dq, dk, dv] = grads;
         let [q, k, v] = qkv;
         [(q, dq), (k, dk), (v, dv)].map(|(x, dx)| host::tensor(dx, x.dims(), &x.device()))
+    }
+
+    fn attention_both_ways(&self, qkv: [&Tensor<2>; 3], groups: &[[usize; 2]], heads: Heads) -> Tensor<2> {
+        let ([q, k, v], shape) = (qkv.map(host::view), qkv[0].dims());
+        let lengths = groups.iter().flat_map(|[count, length]| std::iter::repeat_n(*length, *count));
+        let stretches = lengths.scan(0, |end, length| {
+            *end += length;
+            Some(Stretch::both_ways(*end - length, length))
+        });
+        let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; shape[0] * heads.num_heads]);
+        cpu::attention(&q, &k, &v, &stretches.collect::<Vec<_>>(), &heads, self.rounds, &mut o, &mut lse);
+        host::tensor(o, shape, &qkv[0].device())
     }
 
     fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {

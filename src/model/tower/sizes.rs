@@ -1,7 +1,7 @@
 //! What a tower takes in memory, from its shape alone.
 
-use super::MOST_SCORES;
 use super::names::Names;
+use crate::ops::plain::attention::both_ways::MOST_SCORES;
 use crate::spec::{Cut, EncoderKind, Grid, Projector, Vision};
 use crate::util::stats::as_f64;
 
@@ -74,9 +74,10 @@ pub fn encoding_flops(vision: &Vision, cut: &Cut) -> f64 {
     of_pieces.sum()
 }
 
-/// Bytes that an image takes while it is encoded: its pixels, and what a layer holds of its largest piece.
+/// Bytes that an image takes while it is encoded: its pixels, and what a layer holds of its largest piece. On the CPU, and elsewhere,
+/// where scores of attention are held.
 #[must_use]
-pub fn encoding_bytes(vision: &Vision, cut: &Cut) -> usize {
+pub fn encoding_bytes(vision: &Vision, cut: &Cut) -> [usize; 2] {
     let encoder = &vision.encoder;
     let (hidden, inner) = (encoder.hidden_size, encoder.intermediate_size);
     let area = |[width, height]: [usize; 2]| width * height;
@@ -84,11 +85,12 @@ pub fn encoding_bytes(vision: &Vision, cut: &Cut) -> usize {
     let behind = cut.behind.map_or(0, |(size, _)| area(size));
     let largest = (whole / cut.squares.map_or(1, Grid::count)).max(behind);
     let patches = largest / encoder.patch_size.pow(2);
-    let scores = (encoder.num_heads * patches * patches).min(MOST_SCORES);
-    let in_attention = 10 * patches * hidden + if encoder.num_layers > 0 { 2 * scores } else { 0 };
+    let all_scores = (encoder.num_heads * patches * patches).min(MOST_SCORES);
+    let scores = if encoder.num_layers > 0 { 2 * all_scores } else { 0 };
     let in_feed_forward = 2 * patches * hidden + 4 * patches * inner;
     // Numbers of all pieces, and twice those of the one that is encoded.
-    F32 * (3 * (whole + behind + largest) + in_attention.max(in_feed_forward))
+    let pixels = 3 * (whole + behind + largest);
+    [0, scores].map(|scores| F32 * (pixels + (10 * patches * hidden + scores).max(in_feed_forward)))
 }
 
 #[cfg(test)]

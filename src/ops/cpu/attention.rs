@@ -71,7 +71,10 @@ impl Heads {
         for stretch in stretches {
             let &Stretch { start, len, reach, ref prefix } = stretch;
             assert!(
-                start >= end && start + len <= tokens && start + reach <= tokens && prefix.end <= start,
+                start >= end
+                    && start + len <= tokens
+                    && start + reach <= tokens
+                    && (prefix.end <= start || stretch.is_both_ways()),
                 "attention: {stretch:?} of {tokens} tokens"
             );
             end = start + len;

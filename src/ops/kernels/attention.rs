@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Properties;
+use crate::ops::plain::attention::both_ways::plain_both_ways;
 use crate::ops::plain::attention::{Attended, AttentionInputs, plain_attention, plain_attention_backward};
 use crate::ops::plain::cached_attention::{CachedKeyValues, TextsOnDevice, plain_append, plain_attend};
 use crate::ops::plain::gates::{plain_gate_output, plain_gate_output_backward};
@@ -18,6 +19,10 @@ pub trait Attention: Properties {
 
     fn attention_backward(&self, d_o: &Tensor<2>, attended: &Attended, inputs: AttentionInputs<'_>) -> [Tensor<2>; 3] {
         plain_attention_backward(self.f32_products(), d_o, attended, inputs)
+    }
+
+    fn attention_both_ways(&self, qkv: [&Tensor<2>; 3], groups: &[[usize; 2]], heads: Heads) -> Tensor<2> {
+        plain_both_ways(self.f32_products(), qkv, groups, heads)
     }
 
     fn gate_output(&self, o: &Tensor<2>, gate: &Tensor<2>) -> Tensor<2> {

@@ -11,11 +11,23 @@ pub struct Stretch {
     pub len: usize,
     /// Tokens from its first on that see it: its own, and of a prefix those of all that continue it.
     pub reach: usize,
-    /// The tokens that it continues, which lie before it; empty where it continues none.
+    /// The tokens that it continues, which lie before it; empty where it continues none. Its own, where they see each other both ways.
     pub prefix: Range<usize>,
 }
 
 impl Stretch {
+    /// Tokens that all see each other.
+    #[must_use]
+    pub fn both_ways(start: usize, len: usize) -> Self {
+        Self { start, len, reach: len, prefix: start..start + len }
+    }
+
+    /// Whether its tokens all see each other.
+    #[must_use]
+    pub fn is_both_ways(&self) -> bool {
+        self.prefix == (self.start..self.start + self.len)
+    }
+
     /// Whether others continue it, or it continues another.
     #[must_use]
     pub fn is_shared(&self) -> bool {

@@ -16,6 +16,7 @@ use crate::ops::product::{F32Products, matmul};
 use crate::spec::Heads;
 
 pub mod blocks;
+pub(crate) mod both_ways;
 pub mod chunk;
 pub mod sinks;
 

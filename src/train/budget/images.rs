@@ -14,15 +14,15 @@ pub struct ImageMemory {
     pub token_share: f64,
     /// Bytes of the weights of tower and projector.
     pub(super) tower_bytes: usize,
-    /// Bytes that the tower takes besides, for the image for which it takes most.
-    pub(super) encoding_bytes: usize,
+    /// Bytes that the tower takes besides, for the image for which it takes most: on the CPU, and elsewhere.
+    pub(super) encoding_bytes: [usize; 2],
     /// Whether it stays during training, as the features of some images are not kept.
     pub(super) has_unkept: bool,
 }
 
 /// That of rows without images.
 pub static NO_IMAGES: ImageMemory =
-    ImageMemory { tokens: Vec::new(), token_share: 0.0, tower_bytes: 0, encoding_bytes: 0, has_unkept: false };
+    ImageMemory { tokens: Vec::new(), token_share: 0.0, tower_bytes: 0, encoding_bytes: [0; 2], has_unkept: false };
 
 impl ImageMemory {
     /// That of all rows of a data set.
@@ -41,7 +41,8 @@ impl ImageMemory {
         let [of_images, of_rows] = [0, 1].map(|which| counts.iter().map(|counts| counts[which]).sum::<usize>());
         let mut tokens: Vec<usize> = counts.into_iter().map(|[of_images, _]| of_images).collect();
         tokens.sort_unstable_by(|a, b| b.cmp(a));
-        let encoding_bytes = all.iter().map(|image| encoding_bytes(vision, &image.cut)).max().unwrap_or(0);
+        let encoding_bytes = [0, 1]
+            .map(|place| all.iter().map(|image| encoding_bytes(vision, &image.cut)[place]).max().unwrap_or_default());
         let [_, unkept] = images.feature_bytes();
         Ok(Self {
             tokens,

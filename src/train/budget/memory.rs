@@ -144,6 +144,7 @@ impl Workload<'_> {
         let ImageMemory { tower_bytes, encoding_bytes, has_unkept, .. } = *self.images;
         let (stays, leaves, later) =
             if has_unkept { (tower_bytes, 0, working) } else { (0, tower_bytes, working + trained) };
+        let encoding_bytes = encoding_bytes[usize::from(!self.place.is_host())];
         let encoding = (encoding_bytes + leaves).saturating_sub(later);
         let components = [
             Component::new("vision tower", stays, "the model, data.image_cache_gib"),
@@ -439,7 +440,8 @@ mod tests {
     #[test]
     fn a_tower_that_stays_is_beside_every_step_and_one_that_goes_only_where_a_step_takes_less() {
         let (config, selection) = model(include_str!("../../../configs/smollm2-135m.json"), 16);
-        let more = |tower_bytes, encoding_bytes, has_unkept| {
+        let more = |tower_bytes, encoding_bytes: usize, has_unkept| {
+            let encoding_bytes = [encoding_bytes; 2];
             let images =
                 ImageMemory { tokens: vec![1], tower_bytes, encoding_bytes, has_unkept, ..ImageMemory::default() };
             let text = workload(&config, &selection);

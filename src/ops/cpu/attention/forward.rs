@@ -78,6 +78,7 @@ fn forward<'a, A: Arithmetic>(
                 prefix_len: stretch.prefix.len(),
                 first_query: stretch.prefix.len() + first,
                 num_queries,
+                sees_itself: !stretch.is_both_ways(),
                 keys: scratch.take_words(TILE * dim),
                 values: scratch.take_words(TILE * dim),
                 scores: scratch.take(TILE * TILE),
@@ -116,6 +117,8 @@ struct QueryTile<'a, A: Arithmetic> {
     prefix_len: usize,
     first_query: usize,
     num_queries: usize,
+    /// Whether the queries see the keys of their own stretch, up to their own, besides the prefix.
+    sees_itself: bool,
     // Scratch; `scores` holds [keys, queries], so that the softmax runs across vectors and not within them.
     keys: &'a mut [A::Word],
     values: &'a mut [A::Word],
@@ -165,7 +168,7 @@ impl<A: Arithmetic> WithSimd for QueryTile<'_, A> {
         self.heads.max.fill(f32::NEG_INFINITY);
         self.heads.sum.fill(0.0);
         let (width, prefix_len) = (shape.key_value_width(), self.prefix_len);
-        let end = self.first_query + self.num_queries;
+        let end = if self.sees_itself { self.first_query + self.num_queries } else { self.prefix_len };
         let first = shape.first_seen(self.first_query) / TILE * TILE;
         let of_prefix = (first..prefix_len).step_by(TILE).map(|first_key| (first_key, prefix_len));
         let of_own = (first.max(prefix_len)..end).step_by(TILE).map(|first_key| (first_key, end));
