@@ -257,6 +257,34 @@ fn written(folder: &Path, file: &File, config: &serde_json::Value) -> SavedAdapt
 }
 
 #[test]
+fn a_pair_whose_shapes_do_not_tell_is_read_as_the_version_of_peft_says() {
+    let folder = tempfile::tempdir().unwrap();
+    write_family("qwen3_moe", folder.path());
+    let golden = Golden::open("experts-qwen3_moe", folder.path().to_owned());
+    let mut saved = of_experts_alone(&golden, false);
+    let mut json: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(folder.path().join("config.json")).unwrap()).unwrap();
+    json["moe_intermediate_size"] = 32.into();
+    fs::write(folder.path().join("config.json"), json.to_string()).unwrap();
+    let model = ModelConfig::from_file(&folder.path().join("config.json")).unwrap();
+    // Gate and up are as high together as they are wide.
+    for (_, pair) in saved.weights.iter_mut().filter(|(module, _)| !is_down(module)) {
+        pair.b.num_rows = 32;
+        pair.b.values.truncate(32 * 3);
+    }
+    for (version, swapped) in [("0.18.1", true), ("0.19.0", true), ("0.19.1", false), ("0.21.2", false)] {
+        let inner = joined(&saved, false, swapped).into_iter().filter(|(name, _)| name.contains("base_layer"));
+        let alone = inner.map(|(name, tensor)| (name.replace(".base_layer", ""), tensor)).collect();
+        let config = serde_json::json!({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 3, "target_modules": [],
+                                        "peft_version": version, "target_parameters": ["experts.gate_up_proj"]});
+        let read = written(&folder.path().join("adapter"), &alone, &config).named_for(&model);
+        check_adapter(Path::new("a"), &read, &model).unwrap();
+        assert!(!read.weights.is_empty());
+        assert!(read.weights.iter().all(|(module, pair)| saved.weights[module] == *pair), "{version}");
+    }
+}
+
+#[test]
 fn adapters_of_all_experts_are_read_in_the_forms_of_every_version_of_peft_and_of_tinker() {
     for name in ["qwen3_moe", "mixtral", "gpt_oss", "gemma4-experts", "lfm2_moe", "llama4"] {
         let folder = tempfile::tempdir().unwrap();

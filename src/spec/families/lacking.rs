@@ -36,7 +36,7 @@ pub(in crate::spec) const LACKING: &[(&str, &str)] = &[
     ("it needs LayerNorm and scores that fall with distance", "bloom mpt"),
     ("it needs feed-forward layers without a gate, and norms without a weight", "nanochat"),
     ("it needs keys and values of another model", "gemma4_assistant gemma4_unified_assistant"),
-    ("it needs cross-attention to images", "mllama"),
+    ("it needs cross-attention to images; its language model is Llama 3.1's, which is trained here", "mllama"),
     ("it needs differences of attentions", "diffllama"),
     ("it needs weights of one or two bits", "bitnet"),
     ("it needs a mixture of experts, and gates of its residual stream", "muse_spark"),

@@ -1,7 +1,7 @@
 //! Adapters that are one for all experts of a layer, taken apart by a model.
 //!
-//! Source: `ParamWrapper` of PEFT 0.21. Until 0.18 PEFT took every such weight for `[experts, in, out]`, and 0.19.0 none: there the two
-//! matrices have each other's places.
+//! Source: `ParamWrapper` of PEFT 0.21. Until 0.18 PEFT took every such weight for `[experts, in, out]`, which gpt-oss's alone are; there
+//! the two matrices of the others have each other's places, and in 0.19.0 those of gpt-oss, too.
 
 use std::collections::BTreeSet;
 
@@ -193,7 +193,7 @@ impl SavedAdapter {
                 (ExpertForm::Turned, version) => version.is_none_or(|version| version >= [0, 19, 0]),
                 (_, None) => false,
                 (ExpertForm::InTurn, Some(version)) => version == [0, 19, 0],
-                (_, Some(version)) => version < [0, 19, 0],
+                (_, Some(version)) => version <= [0, 19, 0],
             },
             [false, false] => return self,
             [_, swapped] => swapped,
